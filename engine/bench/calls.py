@@ -152,8 +152,9 @@ def in_turns(
 
 
 def resident_bytes() -> int | None:
-    """Return the bytes that this process holds in RAM; None on systems other than Linux, which do not tell them
-    cheaply."""
+    """Return the bytes that this process holds in RAM; None on systems other than Linux.
+
+    Others do not tell them cheaply."""
     if sys.platform != "linux":
         return None
     try:

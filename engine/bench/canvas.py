@@ -41,12 +41,15 @@ class Figure:
     def line(
         self, points: Sequence[tuple[float, float]], colour: str, width: float = 1.0, dashed: bool = False
     ) -> None:
+        """Draw a line through points (x, y) in pixels."""
         self.marks.append(("line", [(float(x), float(y)) for x, y in points], colour, width, dashed))
 
     def box(self, x: float, y: float, width: float, height: float, colour: str, hint: str = "") -> None:
+        """Draw a filled box with its upper left corner at (x, y). hint: its tooltip."""
         self.marks.append(("box", float(x), float(y), float(width), float(height), colour, hint))
 
     def dot(self, x: float, y: float, radius: float, colour: str, hint: str = "") -> None:
+        """Draw a filled circle with its centre at (x, y). hint: its tooltip."""
         self.marks.append(("dot", float(x), float(y), float(radius), colour, hint))
 
     def text(self, x: float, y: float, text: str, colour: str = "ink", size: int = 12, anchor: str = "start") -> None:

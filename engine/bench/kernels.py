@@ -44,6 +44,7 @@ class Bench(Meter):
         self.convs = convs
 
     def conv(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, peers: bool = True) -> Iterator[Row]:
+        """Measure a 3x3x3 convolution. shape: D_out, H, W, C, K; peers: measure cuDNN and comfy-kitchen, too."""
         d, h, w, c, k = shape
         name = f"{d}x{h}x{w} {c}->{k}"
         self.ceiling = matrix_rate(self.device, dtype)
@@ -85,6 +86,9 @@ class Bench(Meter):
                              lambda: kitchen.fp16_conv3d(a, b, low, r))
 
     def norm_act(self, d: int, h: int, w: int, c: int, stored: torch.dtype) -> Iterator[Row]:
+        """Measure a group norm with activation of [d, h, w, c] in fp16, its statistics and coefficients.
+
+        stored: type of the result."""
         self.ceiling = copy_rate(self.device)
         x = self.random(d, h, w, c)
         buffer = torch.empty(d + 2, h + 2, w + 2, c, dtype=stored, device=self.device)
@@ -112,6 +116,7 @@ class Bench(Meter):
                                                                    (1, 1, 1, 1, 2)))
 
     def upsample(self, d: int, h: int, w: int, c: int, temporal: bool, dtype: torch.dtype) -> Iterator[Row]:
+        """Measure an upsampler of [d, h, w, c], composed and as the plain pair. temporal: it doubles frames, too."""
         self.ceiling = matrix_rate(self.device, dtype)
         z = 2 if temporal else 1
         before = 1 if temporal else 2
@@ -141,6 +146,7 @@ class Bench(Meter):
         yield self.flops("upsample plain pair", name, dtype, "this pack", pair_work, pair)
 
     def pixels(self, d: int, h: int, w: int, c: int, stored: torch.dtype) -> Iterator[Row]:
+        """Measure the last convolution, [d, h, w, c] to pixels stored as `stored`."""
         self.ceiling = None  # bound by bytes and exchange, not by the three columns of its product
         x = torch.zeros(d + 2, h + 2, w + 2, c, dtype=torch.float16, device=self.device)
         x[:, 1:-1, 1:-1] = self.random(d + 2, h, w, c)
@@ -157,6 +163,7 @@ class Bench(Meter):
                          lambda: F.conv3d(nd, raw, low, padding=(0, 1, 1)))
 
     def attention(self, frames: int, tokens: int, head: int) -> Iterator[Row]:
+        """Measure attention of one head of `head` channels among `tokens` positions of each frame, in fp16."""
         self.ceiling = matrix_rate(self.device, torch.float16)
         q, k, v = (self.random(frames, tokens, head) for _ in range(3))
         work = 4.0 * frames * tokens * tokens * head

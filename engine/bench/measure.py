@@ -95,13 +95,13 @@ class Bench:
         return self._rates[precision]
 
     def ours(self, case: Case) -> dict[str, Any]:
-        """Measure this pack with its defaults. A refused plan becomes a row with the reason; other errors are raised.
-        """
+        """Measure this pack with its defaults. A refused plan becomes a row with the reason; other errors pass."""
         return self._row(case, OURS, lambda vae: vae, (PlanError, torch.OutOfMemoryError))
 
     def torch_peer(self, case: Case, name: str) -> dict[str, Any]:
-        """Measure our reference modules run by torch alone; an error becomes a row with the reason. name: key of
-        peers.TORCH."""
+        """Measure our reference modules run by torch alone; an error becomes a row with the reason.
+
+        name: a key of peers.TORCH."""
         prepare = peers.TORCH[name]
         if prepare is not peers.compiled:
             return self._row(case, name, lambda vae: prepare(vae, case.half), (Exception,))
@@ -251,7 +251,13 @@ def quality(result: Tensor | None, reference: Tensor | str, half: str) -> tuple[
     """Return (dB, what it measures), or (None, the reason why there is none).
 
     Pixels: PSNR with peak 2 in -1..1 (peak 1 in 0..1) over the values that fp32 leaves unclamped, because the output of
-    `decode` is clamped. Latents: power of the fp32 latent over that of the error."""
+    `decode` is clamped. Latents: power of the fp32 latent over that of the error.
+
+    Args:
+        result: frames of a decode or latents of an encode; None if none came back.
+        reference: fp32 result of the first frames, or the reason why there is none.
+        half: "decoder" or "encoder".
+    """
     if isinstance(reference, str) or result is None:
         return None, reference if isinstance(reference, str) else "no result came back"
     if half == "decoder":

@@ -38,10 +38,9 @@ def psnr(mse: float, peak: float = 1.0) -> float:
 
 
 def ssim(a: Tensor, b: Tensor) -> float | None:
-    """Return the mean SSIM of two frames [H, W, C] in 0..1 over all full Gaussian windows (11 x 11, sigma 1.5) and
-    channels.
+    """Return the mean SSIM of two frames [H, W, C] in 0..1; None for frames smaller than the window.
 
-    None for frames smaller than the window."""
+    The mean is over all full Gaussian windows (11 x 11, sigma 1.5) and channels."""
     if min(a.shape[:2]) < _WINDOW:
         return None
     x, y = (f.permute(2, 0, 1)[:, None].double() for f in (a, b))

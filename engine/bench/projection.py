@@ -44,8 +44,7 @@ CLIP = 1280, 720, 81
 
 
 def published(name: str, sm: int) -> Card | None:
-    """Return the card of this name, or the kept card of a generation for its name ("sm_89"); None where there is none.
-    """
+    """Return the card of this name, or the one kept for a generation's name ("sm_89"); None if there is none."""
     known = (card for card in CARDS if card.name.lower() == name.lower() or (name.startswith("sm_") and card.sm == sm))
     return next(known, None)
 

@@ -42,6 +42,7 @@ HEADER = (f"{'operator':22} {'shape':28} {'type':9} {'by':26} {'median ms':>9} {
 
 
 def word(dtype: torch.dtype) -> str:
+    """Return the short name of a type."""
     return {torch.float16: "fp16", torch.bfloat16: "bf16", FP8: "fp8", torch.int8: "int8"}.get(dtype, str(dtype)[6:])
 
 
@@ -54,15 +55,18 @@ class Meter:
 
     def flops(self, operator: str, shape: str, dtype: torch.dtype, who: str, work: float,
               call: Callable[[], object]) -> Row:
+        """Time a call whose rate counts in TFLOP/s. work: its FLOP."""
         time = measure(call)
         return Row(operator, shape, word(dtype), who, time, work * 1e-9 / time.median, "F", self.ceiling)
 
     def bytes(self, operator: str, shape: str, dtype: torch.dtype, who: str, moved: float,
               call: Callable[[], object]) -> Row:
+        """Time a call whose rate counts in TB/s. moved: bytes read and written."""
         time = measure(call)
         return Row(operator, shape, word(dtype), who, time, moved * 1e-9 / time.median, "B", self.ceiling)
 
     def random(self, *shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+        """Return random values on the device: normal ones, or integers from -60 to 59 for int8."""
         if dtype == torch.int8:
             return torch.randint(-60, 60, shape, dtype=dtype, device=self.device)
         return torch.randn(shape, device=self.device, dtype=torch.float16).to(dtype)

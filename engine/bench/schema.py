@@ -81,7 +81,16 @@ LOADED = {name: RAN[name] for name in ("first_s", "median_s", "low_s", "high_s",
 
 
 def report(kind: str, environment: Mapping[str, Any], settings: Mapping[str, Any], rows: list[Any]) -> dict[str, Any]:
-    """Return a checked report. kind: "decode", "encode" or "load"."""
+    """Return a checked report.
+
+    Args:
+        kind: "decode", "encode" or "load".
+        environment: result of `environment`.
+        settings: fields as in SETTINGS.
+        rows: measured rows.
+
+    Raises: InputError if a field is missing or impossible.
+    """
     made = {"schema": NAME, "version": VERSION, "kind": kind, "environment": dict(environment),
             "settings": dict(settings), "rows": rows}
     check(made, "this report")
@@ -98,8 +107,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_profile(path: Path) -> dict[str, Any]:
-    """Read the JSON of `profile`, whose `stages` [{name, ms, floor_ms or None}] (per frame) are used. Raises
-    InputError."""
+    """Read the JSON of `profile`. Raises InputError.
+
+    Its `stages` [{name, ms, floor_ms or None}], in ms per frame, are used."""
     found = read_json(path)
     stages = found.get("stages") if isinstance(found, dict) else None
     wanted = (("name", _TEXT), ("ms", _NUMBER), ("floor_ms", _NUMBER))

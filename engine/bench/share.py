@@ -23,8 +23,14 @@ _LONGEST = 60
 
 
 def measured(weights: str, precision: str, device: torch.device, norm_groups: int | None) -> dict[str, Any]:
-    """Measure one decode and return a report as of `bench decode`, with the tuned schedules. weights: as for
-    `read_weights`."""
+    """Measure one decode and return a report as of `bench decode`, with the tuned schedules.
+
+    Args:
+        weights: as for `read_weights`.
+        precision: name of the precision.
+        device: the GPU.
+        norm_groups: groups of norms, if the file does not tell.
+    """
     bench = Bench(read_weights(weights), device, RUNS, COMPARED, norm_groups)
     frames, width, height = CLIP
     row = bench.ours(Case("decoder", precision, frames - (frames - 1) % bench.architecture.temporal, width, height))

@@ -35,7 +35,14 @@ class Rates:
 
 
 def work(architecture: Architecture, config: object, half: str, latents: int, height: int, width: int) -> Work:
-    """Return the work of `half` ("decoder" or "encoder") for a clip of `latents` x `height` x `width` latent pixels."""
+    """Return the work of a clip.
+
+    Args:
+        architecture: the family.
+        config: sizes of the network.
+        half: "decoder" or "encoder".
+        latents, height, width: of the clip, in latent pixels.
+    """
     program = architecture.program(half, config)
     if half == "decoder":
         size = latents, height, width

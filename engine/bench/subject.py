@@ -43,8 +43,9 @@ def read_weights(weights: str) -> Checkpoint:
 
 
 def random_checkpoint(config: Any = None, seed: int = 0, architecture: Architecture = DEFAULT) -> Checkpoint:
-    """Return seeded fp16 weights of a family's network, drawn by its `Draws`: time and memory are those of real
-    weights.
+    """Return seeded fp16 weights of a family's network, drawn by its `Draws`.
+
+    Time and memory are those of real weights.
 
     Args:
         config: sizes of the network; None for the published ones.

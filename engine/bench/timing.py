@@ -64,10 +64,13 @@ class Ceilings:
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, fast: bool = True) -> float | None:
-    """Return the TFLOP/s of a SIDE^3 product of random data by cuBLAS, or by `_scaled_mm` for fp8; None where it has no
-    fp8.
+    """Return the TFLOP/s of a SIDE^3 product of random data; None for fp8 on a GPU without it.
 
-    fast: use fp8's fast accumulation."""
+    Args:
+        device: a CUDA device.
+        dtype: of the operands. cuBLAS computes the product, or `_scaled_mm` for fp8.
+        fast: use fp8's fast accumulation.
+    """
     if dtype == torch.int8:
         a, b = (torch.randint(-60, 60, (SIDE, SIDE), dtype=dtype, device=device) for _ in range(2))
         call = partial(torch._int_mm, a, b.T)

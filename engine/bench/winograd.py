@@ -42,7 +42,13 @@ WALKS = ((1, 1024), (2, 1024), (4, 1024), (8, 1024), (4, 2048))
 
 
 def candidates(dtype: torch.dtype, channels: int, frame: tuple[int, int]) -> list[Schedule]:
-    """Return tiles worth timing for a layer with as many outputs as inputs, without the table's own."""
+    """Return tiles worth timing for a layer with as many outputs as inputs, without the table's own.
+
+    Args:
+        dtype: of the operands.
+        channels: of the layer.
+        frame: rows and columns of its positions.
+    """
     kind = SMALL if frame[0] * frame[1] < SMALL_PLANE else PLANE
     deeper = 2 if dtype.itemsize == 1 else 1
     wide = padded_channels(channels, dtype)
@@ -50,8 +56,9 @@ def candidates(dtype: torch.dtype, channels: int, frame: tuple[int, int]) -> lis
 
 
 def cases(bench: Meter) -> Iterator[Row]:
-    """Measure every candidate for a narrow, a wide and a small layer, and the table's own tile for other types and
-    widths."""
+    """Measure every candidate for a narrow, a wide and a small layer.
+
+    Other types and widths are measured with the table's own tile."""
     able = target(bench.device).supports
     for dtype in (torch.float16, FP8):
         if able(dtype):
@@ -65,7 +72,14 @@ def cases(bench: Meter) -> Iterator[Row]:
 
 
 def layer(bench: Meter, shape: tuple[int, int, int, int], dtype: torch.dtype, tune: bool = False) -> Iterator[Row]:
-    """Measure the passes of one layer, alone and together, in both forms; with `tune`, every candidate."""
+    """Measure the passes of one layer, alone and together, in both forms.
+
+    Args:
+        bench: times calls.
+        shape: D_out, H, W, and C = K.
+        dtype: of the operands.
+        tune: measure every candidate, too.
+    """
     d, h, w, c = shape
     bench.ceiling = matrix_rate(bench.device, dtype)
     name, work = f"{d}x{h}x{w} {c}", 2.0 * 27 * c * c * d * h * w

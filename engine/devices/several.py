@@ -161,7 +161,8 @@ def _alone(
 def in_tiles_of(vae: Core, half: str, size: tuple[int, int, int], request: Request) -> Request:
     """Return the request with the tiles that one device would choose.
 
-    All devices use them, because memory that is free on another one must not change the bits."""
+    All devices use them, because memory that is free on another one must not change the bits. size: latents, rows and
+    columns of latent pixels."""
     if request.tiling not in ("auto", "blended") or vae.architecture.own is not None:
         return request
     try:

@@ -135,8 +135,7 @@ class Spread:
     # -- assignment of parts to devices ----------------------------------------------------------------------------
 
     def first_parts(self) -> list[Part]:
-        """Return the parts in order, and in rounds where results are handed on, so that the room for waiting ones
-        suffices."""
+        """Return the parts in order; where results are handed on, in rounds, as room for waiting ones is limited."""
         leads = leads_of(self._program, *self._input, self.size[0])
         first, end = leads.of(self.wanted.start), leads.of(self.wanted.stop - 1) + 1
         if self.into.room is None:
@@ -173,8 +172,8 @@ class Spread:
             return 1
 
     def _window(self) -> int:
-        """Return how many parts may be made at a time, counted from the one that is handed on: one for each device and
-        the next one of all but the last, so that none waits for others' results to be taken."""
+        """Return how many parts from the one handed on may be made: one for each device and the next one of all but the
+        last, so that none waits for others' results to be taken."""
         return 2 * len(self.cores) - 1
 
     @property

@@ -46,8 +46,9 @@ class Arena:
         self._tops[self._end] = tops[self._end]
 
     def restart(self, tops: tuple[int, int]) -> None:
-        """Set both stacks back to the ends `tops`: later tensors lie over earlier contents, which stay until
-        overwritten."""
+        """Set both stacks back to the ends `tops`; later tensors lie over earlier contents.
+
+        These stay until they are overwritten."""
         self._tops = list(tops)
 
     def clear(self, tops: tuple[int, int]) -> None:

@@ -182,10 +182,10 @@ def _decode_tile(
 def _blended(
     half: Half, tile: Pass, clips: Clips, cut: Cut, first: int, part: Span, features: list[Tensor]
 ) -> Iterator[int]:
-    """Make an encoder's features [n, h, w, C] of a part of a clip, blended in host memory, as the only entry of
-    `features`.
+    """Make an encoder's features [n, h, w, C] of a part of a clip, blended in host memory.
 
-    The last tiles also take the pixels that fill no latent pixel, as whole frames do."""
+    They become the only entry of `features`. The last tiles also take the pixels that fill no latent pixel, as whole
+    frames do."""
     rows, cols, s = clips.plan.grid.rows, clips.plan.grid.cols, half.spatial
     for number, (i, j) in enumerate(clips.plan.grid.indices()):
         (y0, y1), (x0, x1) = rows.spans()[i], cols.spans()[j]
@@ -232,8 +232,10 @@ def _low(
 
 
 def _through(run: Pass, clips: Clips, cut: Cut, emit: Emit, part: Span) -> Iterator[int]:
-    """Take a part of a clip or tile through a pass; yield before each chunk how many latents of the clip it needs by
-    then."""
+    """Take a part of a clip or tile through a pass.
+
+    Yields: before each chunk, how many latents of the clip it needs by then.
+    """
     guard, steps, done = clips.guard, clips.plan.steps, part.first
     ahead = steps.latents if clips.half.program.late else 0
 
@@ -262,8 +264,9 @@ def _through(run: Pass, clips: Clips, cut: Cut, emit: Emit, part: Span) -> Itera
 def _unfinished(
     guard: Guard, part: object, first: int, end: Callable[[], int], deliver: Callable[[int, Tensor, Tensor], None]
 ) -> Emit:
-    """Return an Emit that counts a part's results from `first` on and delivers those before `end` that are not finished
-    yet."""
+    """Return an Emit that delivers a part's results before `end` that are not finished yet.
+
+    It counts them from `first` on."""
 
     def emit(results: Tensor, health: Tensor) -> None:
         nonlocal first

@@ -19,8 +19,15 @@ class Delay:
         self, name: str, frames: int, shape: tuple[int, int, int], dtype: torch.dtype,
         counts: Callable[[], Counter[str]],
     ) -> None:  # fmt: skip
-        """Describe the stream; counts() are the clip's current counters, with the number of waiting frames under
-        `name`."""
+        """Describe the stream.
+
+        Args:
+            name: of the counter of waiting frames.
+            frames: most frames that wait.
+            shape: of a frame, [H, W, C].
+            dtype: of the stream.
+            counts: returns the clip's current counters.
+        """
         self.name, self.frames, self.shape, self.dtype = name, frames, shape, dtype
         self._counts = counts
         self.data: Tensor | None = None
@@ -46,16 +53,20 @@ class Delay:
         self.data = torch.empty((self.frames, *self.shape), dtype=self.dtype, device=device)
 
     def parts(self, x: Tensor, count: int) -> list[tuple[int, Tensor]]:
-        """Return (first, frames) of the stream's next `count`, first those that waited, then those of x, without
-        copies."""
+        """Return (first, frames) of the stream's next `count`, without copies: those that waited, then those of x."""
         waited = min(self.waiting, count)
         parts = [(0, self.data[:waited]), (waited, x[: count - waited])]
         return [(at, part) for at, part in parts if part.shape[0]]
 
     def take(self, x: Tensor, count: int, out: Tensor, scratch: Tensor) -> None:
-        """Copy the stream's next `count` frames into `out`, which may begin where x does; the rest waits.
+        """Copy the stream's next `count` frames into `out`; the rest waits.
 
-        scratch: memory for the most frames that wait."""
+        Args:
+            x: new frames of the stream.
+            count: frames to take.
+            out: may begin where x does.
+            scratch: memory for the most frames that wait.
+        """
         waited = self.waiting
         rest = self._rest(x, count, scratch)
         hop = waited or max(count, 1)
@@ -91,5 +102,6 @@ class Delay:
         return [Piece(i, 0, self.data[i]) for i in range(self.waiting)]
 
     def adopt(self, key: str, frames: Tensor) -> None:
+        """Let these frames wait, in place of all others."""
         self.waiting = frames.shape[0]
         self.data[: self.waiting].copy_(frames)

@@ -76,8 +76,7 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 
 
 def numbered(device: torch.device) -> torch.device:
-    """Return the device with its number, so that it is the same in every thread: without one, a GPU is the current one.
-    """
+    """Return the device with its number, so that it is the same in every thread; without one it is the current GPU."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
@@ -89,8 +88,9 @@ _idle: defaultdict[torch.device, deque[torch.cuda.Stream]] = defaultdict(deque)
 
 
 class _Own(threading.local):
-    """A thread's streams. Later threads take them over, because memory that torch reserved for one stream serves no
-    other."""
+    """A thread's streams.
+
+    When it ends, later threads take them over, because memory that torch reserved for one stream serves no other."""
 
     def __init__(self) -> None:
         self._streams: _Streams = {}

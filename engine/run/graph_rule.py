@@ -102,7 +102,12 @@ class Notes:
         return self.calls > self.patience
 
     def launch(self, kind: Hashable, work: Callable[[], T], clock: Callable[[], Clock]) -> T:
-        """Run work(), timed unless its kernels are not compiled yet or the GPU has not finished the last timed chunk.
+        """Return work(), timed unless its kernels are not compiled yet or the GPU is still at the last timed chunk.
+
+        Args:
+            kind: of the chunk.
+            work: launches the chunk.
+            clock: makes a clock.
         """
         self.settle()
         if kind not in self.seen or self._under_way is not None:
@@ -133,15 +138,13 @@ class Notes:
             self.worked(kind, span)
 
     def worked(self, kind: Hashable, busy: float) -> None:
-        """Note that the GPU took `busy` for a chunk of this kind without waiting for the host; the quickest one counts.
-        """
+        """Note that the GPU took `busy` for a chunk of this kind without waiting for the host; the least counts."""
         times = self.times.get(kind)
         if times is not None:
             times.busy = busy if times.busy is None else min(busy, times.busy)
 
     def lose(self) -> None:
-        """Note that memory kept for the next call was gone or in the way of another: keep it less readily from now on.
-        """
+        """Note that memory kept for the next call was gone or in the way of another: keep it less readily now."""
         self.calls, self.patience = 0, CALLS * self.patience
 
     def forget(self) -> None:

@@ -43,7 +43,13 @@ def one_step(latents: int, frames: int, rate: int = 4) -> bool:
 
 
 def why_none(wanted: bool, plan: Plan, rate: int = 4) -> str | None:
-    """Return the reason why the chunks of a plan are not recorded, or None."""
+    """Return the reason why the chunks of a plan are not recorded, or None.
+
+    Args:
+        wanted: graphs are switched on.
+        plan: the plan of the call.
+        rate: largest number of frames per latent.
+    """
     if not wanted:
         return "switched off"
     if plan.tiled:
@@ -77,8 +83,7 @@ class CudaGraph:
     """The recorded launches of one chunk."""
 
     def __init__(self, device: torch.device, pool: object) -> None:
-        """Prepare a graph whose temporaries come from `pool`. Graphs that share a pool must not run at the same time.
-        """
+        """Prepare a graph with temporaries from `pool`. Graphs that share a pool must not run at the same time."""
         self._graph = torch.cuda.CUDAGraph()
         self._pool = pool
         self._clock = Clock()
@@ -109,6 +114,7 @@ class CudaGraph:
                     end(torch.cuda.current_device(), self._pool)
 
     def replay(self) -> None:
+        """Run the recorded launches again, timed."""
         self._clock.start()
         self._graph.replay()
         self._clock.stop()

@@ -96,7 +96,7 @@ class Guard:
         return fresh
 
     def count(self, latents: int | None, chunk: int, passes: int) -> None:
-        """Set up the ticker, which goes on counting if only the chunk has changed."""
+        """Set up the ticker, which goes on counting if only the chunk has changed. Args: as of `Ticker.begin`."""
         if (self._layout, passes) != self._counted:
             self.tick.begin(latents, chunk, passes)
             self._counted = self._layout, passes
@@ -123,15 +123,17 @@ class Guard:
             self.events["replayed_chunks"] += 1
 
     def taken_over(self, part: Hashable) -> Handover | None:
-        """Return where an earlier attempt left `part`, which begins now; None for its start. The caller owns and uses
-        it up."""
+        """Return where an earlier attempt left `part`, which begins now; None for its start.
+
+        The guard keeps no copy: the caller uses it up."""
         left, self.handover = self.handover, None
         self.part = part
         return left[1] if left is not None and left[0] == part else None
 
     def keep(self, hand_over: Callable[[], Handover | None]) -> None:
-        """Keep the result of `hand_over` for the current part, unless the host has no room for it: then the part is
-        replayed."""
+        """Keep the result of `hand_over` for the current part, unless the host has no room for it.
+
+        The part is replayed then."""
         try:
             handover = hand_over()
         except Exception as error:

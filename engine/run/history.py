@@ -176,10 +176,9 @@ class History:
         return bool(self.stretches) and all(self.stretch(part).near for part in band.parts or (band,))
 
     def held(self, band: Band) -> list[Tensor]:
-        """Return the frames [n, rows, W + 2, C] of a band that stays on the GPU, oldest first, in as few tensors as
-        possible.
+        """Return the frames [n, rows, W + 2, C] of a band that stays on the GPU, oldest first.
 
-        The list is empty before the clip's first pass."""
+        They come in as few tensors as possible; in none before the clip's first pass."""
         if not self.started:
             return []
         data = self.stretch(band).data
@@ -188,9 +187,12 @@ class History:
         return [data[self.slot(i)][None] for i in range(self.frames)]
 
     def keep(self, band: Band, count: int, head: str) -> list[tuple[Band, Tensor, int]]:
-        """Reserve the place for the `count` new frames (at most 2) that a pass over a band on the GPU leaves.
+        """Reserve the place for the new frames of a pass over a band on the GPU, of a history of two frames.
 
-        The history is one of two frames. The last band ends the pass.
+        Args:
+            band: the band; the last one ends the pass.
+            count: new frames, 2 at most.
+            head: as in Memory.
 
         Returns: for each part of the band (rows, frames [2, rows, W + 2, C], slot of the first new frame).
         """

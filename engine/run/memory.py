@@ -135,8 +135,9 @@ class Memory:
         self._gathers = shape
 
     def host(self, guest: Memory) -> None:
-        """Reserve, in a dry run, room for `guest`, which is allocated `within` this one's arena when nothing else is in
-        it."""
+        """Reserve, in a dry run, room for `guest` in this one's arena.
+
+        It is allocated `within` the arena when nothing else is in it."""
         with self.arena.scope():
             self.arena.take((guest.inner_bytes,), torch.uint8)
         self.walk.peak = max(self.walk.peak, guest.walk.peak)
@@ -147,8 +148,9 @@ class Memory:
         return self.arena.peak + sum(-(-r.nbytes // ALIGN) * ALIGN for r in self.rings.values())
 
     def allocate(self, within: Tensor | None = None) -> None:
-        """Allocate the memory that the dry run asked for; from now on steps compute. within: bytes to use for it, if
-        any."""
+        """Allocate the memory that the dry run asked for; from now on steps compute.
+
+        within: bytes to use for it, if any."""
         # Later calls may use it too. If made in a caller's inference mode, only calls in that mode could write to it.
         with torch.inference_mode(False):
             left = self.arena.allocate(self.device, within)
@@ -235,8 +237,7 @@ class Memory:
         self.relieve = _nothing
 
     def rewind(self) -> None:
-        """Move the histories, between chunks, back to the slots that the clip's first chunk used. Values stay the same.
-        """
+        """Move the histories, between chunks, back to the slots that the clip's first chunk used."""
         for ring in self.rings.values():
             ring.rewind()
 
@@ -265,7 +266,12 @@ class Memory:
         return got, got if self.done[key] else max(got - 1, 0), drains
 
     def foresee(self, keys: Iterable[str], frames: int, drains: bool) -> tuple[int, bool]:
-        """Return the frames that come out of consecutive convolutions in time, and `drains` for the steps after them.
+        """Return the frames that come out of convolutions in time, one after the other, and `drains` for later steps.
+
+        Args:
+            keys: the convolutions in order.
+            frames: new frames of the first one.
+            drains: as of `coming`.
         """
         for key in keys:
             _, frames, drains = self.coming(key, frames, drains)
@@ -280,11 +286,16 @@ class Memory:
         return max(frames, self.most[name])
 
     def joins(self, follow: int, frames: int, step: int) -> bool:
-        """Check whether a stage and the next one run as one, because all `frames` of a chunk make one `step` (0: any
-        number).
+        """Check whether a stage and the next one run as one, because all frames of a chunk make one step.
 
         Then no frames wait between them, which leaves memory for histories that would otherwise be parked. Runs that
-        park none have room, and join no stages. follow: number of stages that follow this one."""
+        park none have room, and join no stages.
+
+        Args:
+            follow: number of stages that follow this one.
+            frames: of the chunk.
+            step: frames that the next stage takes at once; 0 for any number.
+        """
         if self.walk.open:
             joined = self._joined.get(follow, self.parked.parking.keys is None and not self.after)
             self._joined[follow] = joined and (not step or frames <= step)
@@ -295,7 +306,7 @@ class Memory:
         return x.as_strided((frames, *x.shape[1:]), x.stride()) if not x.is_meta else x.new_empty(frames, *x.shape[1:])
 
     def delay(self, key: str, frames: int, x: Tensor) -> Delay:
-        """Return the place where frames of a stream like x wait for the convolution `key`."""
+        """Return the place where at most `frames` of a stream like x [D, H, W, C] wait for the convolution `key`."""
         if key not in self.delays:
             name = f"{key} residual"
             self.delays[key] = Delay(name, frames, tuple(x.shape[1:]), x.dtype, lambda: self.done)
@@ -312,6 +323,7 @@ class Memory:
             yield delay, delay.name
 
     def take(self, *shape: int) -> Tensor:
+        """Return a tensor from the arena, in the type of activations."""
         return self.arena.take(shape, self.dtype)
 
     def advance(self, h: int, w: int) -> None:

@@ -48,8 +48,7 @@ class Noisy:
 def noised(
     latents: Tensor | Latents, seed: int | None, noise: float | None, usual: float, name: str
 ) -> tuple[Tensor | Latents, int | None]:
-    """Return latents with the noise that a decoder expects, and the seed of the noise it adds itself (None: it adds
-    none).
+    """Return latents with the noise that a decoder expects, and the seed of the noise it adds itself or None.
 
     Args:
         latents: [B, C, T, h, w].

@@ -46,8 +46,9 @@ class OwnHalf(Protocol):
         left: least number of batches of so many tiles that come, this one included."""
 
     def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a tile's moments [T, h, w, 2C] float32 and their health; frames: [F, H, W, 3] float32 in the network's
-        units."""
+        """Return moments [T, h, w, 2C] float32 of a tile, and their health.
+
+        frames: [F, H, W, 3] float32 in the network's units."""
 
 
 class _Tile(NamedTuple):
@@ -62,7 +63,10 @@ class _Tile(NamedTuple):
 def decode(
     half: OwnHalf, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
 ) -> Iterator[int]:
-    """Decode latents into the wanted frames of every clip; yield the number of latents before each batch of tiles."""
+    """Decode latents [B, C, T, h, w] into the wanted frames of every clip. Args: as of `clip.decode`.
+
+    Yields: the number of latents, before each batch of tiles.
+    """
     yield from within(half.aside, _decode(half, z, plan, results, guard, wanted))
 
 
@@ -243,7 +247,7 @@ class _Canvas:
 
 
 def encode(half: OwnHalf, video: Video, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:
-    """Encode frames into the wanted moments [n, h, w, 2C] of every clip.
+    """Encode frames into the wanted moments [n, h, w, 2C] of every clip. Args: as of `clip.encode`.
 
     Yields: before each section, the number of frames that must have arrived, unless the stream ends earlier.
     """
@@ -300,10 +304,15 @@ def _encode_section(
 
 
 def filled(own: OwnTiles, frames: Tensor, count: int | None) -> Tensor:
-    """Return float32 in the network's units of frames [f, H, W, 3] in 0..1, or bytes, repeating the last one to a whole
-    section.
+    """Return frames as float32 in the network's units, with the last one repeated to a whole section.
 
-    A clip of one frame stays one."""
+    A clip of one frame stays one.
+
+    Args:
+        own: sizes of the network's tiles.
+        frames: [f, H, W, 3] in 0..1, or bytes.
+        count: frames of the clip; None while unknown.
+    """
     x = own.in_units(frames)
     missing = 0 if count == 1 else own.frames - len(x)
     return torch.cat((x, x[-1:].expand(missing, -1, -1, -1))) if missing else x

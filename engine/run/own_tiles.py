@@ -102,8 +102,9 @@ class OwnTiles:
         return out
 
     def needed(self, first: int, end: int, latents: int) -> list[Section]:
-        """Return the sections that make frames [first, end), with the one before the first if that is blended with it.
-        """
+        """Return the sections that make frames [first, end), with the one before if the first is blended with it.
+
+        latents: of the clip."""
         sections = self.sections(latents)
         at = next((s.index for s in sections if first < s.end), len(sections) - 1)
         lead = at > 0 and first < min(sections[at].begin + self.blended, sections[at].end)

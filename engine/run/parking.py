@@ -33,8 +33,7 @@ BAND_ROWS = 32
 
 @dataclass(frozen=True)
 class Parking:
-    """Choice of the histories that wait outside the rings (by convolution key; None: all), and of the GPU buffers they
-    visit.
+    """Choice of the histories that wait outside the rings, by convolution key (None: all), and of their GPU buffers.
 
     A convolution runs in bands of as many rows (a multiple of 32) as a buffer of `band_bytes` holds, or of `rows`.
     There is room for `buffers` of the largest bands; of those at most half as large, twice as many are in use at once.
@@ -99,8 +98,8 @@ class Parked:
         return self._room // self._part(self._needs[key]) if key in self._needs else 0
 
     def moved(self, key: str) -> tuple[int, int, int]:
-        """Return how often bands of `key` are used in a chunk, and the bytes that visit the buffers: from the GPU, from
-        the host."""
+        """Return how often bands of `key` are used in a chunk, and the bytes that they take from the GPU and the host.
+        """
         self._settle()
         if (history := self._histories.get(key)) is None:
             return 0, 0, 0
@@ -111,10 +110,10 @@ class Parked:
         self, key: str, plane: Plane, dtype: torch.dtype, kept: int, frames: int, rows: int, step: int, reach: int,
         work: int, times: int = 1, starts: bool = False,
     ) -> Sequence[Band]:  # fmt: skip
-        """Return the bands for a convolution's output `rows`, with `work` operations, `times` times over. starts: of
-        the clip.
+        """Return the bands for a convolution's output `rows`, computed `times` times with `work` operations.
 
-        The first call must be for the most frames that it gets at once: it sets the bands' height."""
+        The first call must be for the most frames that it gets at once: it sets the bands' height. starts: of the clip.
+        """
         if key not in self._histories:
             line = (kept + frames) * plane[1] * plane[2] * dtype.itemsize
             fit = (self.parking.band_bytes // line - reach) // step + 1
@@ -306,10 +305,10 @@ class Parked:
         return start, start + size
 
     def _placed_at(self, start: int, end: int, use: Use) -> Buffer:
-        """Return the buffer of a use, for copies into it once earlier uses are done with its memory: streams keep their
-        order, so the last use that overlaps stands for all before it."""
+        """Return the buffer of a use, for copies into it once earlier uses are done with its memory."""
         self._head = end
         buffer = Buffer(use, start, end, self._memory[start:end])
+        # Streams keep their order, so the last use that overlaps stands for all before it.
         last = max((i for i, before in enumerate(self._left) if before.overlaps(start, end)), default=-1)
         done, self._left = self._left[: last + 1], self._left[last + 1 :]
         if self._aside:
@@ -330,8 +329,7 @@ class Parked:
             self._head = self._entered[-1].end
 
     def arrive(self, buffer: Buffer, head: str) -> None:
-        """Add the history to a view with its new frames; rows for the next pass are stored while the convolution runs.
-        """
+        """Add the history to a view with its new frames; the next pass's rows are stored while the convolution runs."""
         (key, band, _), data = buffer.use, buffer.view
         history = self._histories[key]
         if not history.started:

@@ -87,6 +87,11 @@ class Pass(Protocol):
     def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
         """Begin a clip for results from `first` on, or continue it where an earlier attempt left it.
 
+        Args:
+            clip: number of the clip.
+            first: the first wanted result.
+            left: state that an earlier attempt left; used up.
+
         Returns: how many of its latents are through or are not needed, and how many of its results are out. If all
         steps begin with one latent, as with a clip of their own, both count from there.
         """
@@ -167,8 +172,7 @@ class Description(Protocol):
 
     @property
     def staged(self) -> bool:
-        """Check whether a part of a clip needs of each step only the input of later steps, and keeps its place in the
-        clip."""
+        """Check whether a part of a clip keeps its place there, and needs of each step only the input of later ones."""
 
     @property
     def late(self) -> bool:
@@ -194,8 +198,9 @@ class Half(Protocol):
         """Return the pass of the whole component on whole frames. A decoder's pixels have the output's type."""
 
     def low(self, clips: Clips) -> Pass:
-        """Return the pass on whole frames that tiles need: a decoder's first part, which makes features, or an
-        encoder's last."""
+        """Return the pass on whole frames that goes with tiles.
+
+        It is a decoder's first part, which makes features, or an encoder's last."""
 
     def tile(self, clips: Clips) -> Pass:
         """Return the pass of the rest, on tiles. A decoder's pixels are float32 [m, H, W, 3], 0..1, not clamped."""

@@ -106,8 +106,7 @@ def forbid(reason: str) -> None:
 
 
 def staging(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor | None:
-    """Return page-locked memory of torch's own; None if it is forbidden or, with a line in the log, the system refuses.
-    """
+    """Return page-locked memory of torch's own; None if it is forbidden or the system refuses, which is logged."""
     return _granted(lambda: torch.empty(shape, dtype=dtype, pin_memory=True))
 
 

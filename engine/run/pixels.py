@@ -32,8 +32,9 @@ class StagedReader:
         self._stream = uploads(device) if ahead and device.type == "cuda" else None
 
     def read(self, part: Tensor) -> Tensor:
-        """Return a contiguous copy on the device. On CUDA, later work of the current stream waits for it; the caller
-        does not."""
+        """Return a contiguous copy on the device.
+
+        On CUDA, later work of the current stream waits for it; the caller does not."""
         if self._stream is None or part.device.type != "cpu":  # a tensor on a GPU cannot be pinned
             return part.to(self._device)
         locked = staged(part)
@@ -54,8 +55,9 @@ def to_network(video: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
 
 
 def to_pixels(frames: Tensor, output: torch.dtype) -> Tensor:
-    """Convert [B, 3, f, H, W] about -1..1 to [B, f, H, W, 3] clamped to 0..1 (uint8: 0..255, rounded), still on the
-    device."""
+    """Convert [B, 3, f, H, W] about -1..1 to [B, f, H, W, 3] of type `output`, still on the device.
+
+    Values are clamped to 0..1, or rounded to 0..255 for uint8."""
     x = frames.float().clamp(-1.0, 1.0).mul_(0.5).add_(0.5)
     if output == torch.uint8:
         x = x.mul_(255.0).round_()
@@ -107,9 +109,14 @@ class StagedWriter:
             self._deliver(keep)
 
     def write(self, clip: int, first: int, pixels: Tensor, health: Tensor) -> None:
-        """Write pixels [f, H, W, C] of the output's type as frames `first`.. of `clip`; they may be changed on return.
+        """Write frames of a clip, from the device.
 
-        health: float32 [], for `finish`."""
+        Args:
+            clip: number of the clip.
+            first: first frame.
+            pixels: [f, H, W, C] of the output's type; they may be changed on return.
+            health: float32 [], for `finish`.
+        """
         count = pixels.shape[0]
         if not self._ahead:
             target = self._out.room(clip, first, count)

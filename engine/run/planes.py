@@ -23,8 +23,9 @@ def frame_of(conv: Conv, plane: Frame) -> Frame:
 
 
 def as_read(run: Memory, conv: Conv, data: Tensor) -> Tensor:
-    """Return a parked history's visit [frames, rows, W + 2, C] in the form that `conv` reads; rings already hold that
-    form."""
+    """Return a parked history's visit in the form that `conv` reads; rings already hold that form.
+
+    data: [frames, rows, W + 2, C], or what a ring holds."""
     if not conv.weight.winograd or data.dim() == 5:
         return data
     planes = run.arena.take((data.shape[0], *frame_of(conv, data.shape[1:])), data.dtype)
@@ -34,17 +35,16 @@ def as_read(run: Memory, conv: Conv, data: Tensor) -> Tensor:
 
 
 def from_plain(run: Memory, plain: Tensor, out: Tensor, slot: int = 0) -> None:
-    """Convert plain frames or bands [D, rows, W + 2, C], as stored, to planes of the same rows in `out`, from `slot`
-    on.
+    """Convert plain frames or bands to planes of the same rows in `out`, from `slot` on.
 
-    Planes hold the values that a plain buffer of their type would: a history may have either form."""
+    Planes hold the values that a plain buffer of their type would: a history may have either form. plain: [D, rows, W +
+    2, C], as stored."""
     store = Store(silu=False, border=run.border, rounded=True)
     run.attempt(norm_act, plain[:, :, 1:-1], COPY, out, slot=slot, store=store, first=1)
 
 
 def straight(run: Memory, conv: Conv, behind: int) -> bool:
-    """Check whether planes of a parked history's band are made directly of the convolution's input and its plain
-    history.
+    """Check whether planes of a parked band are made directly of the convolution's input and its plain history.
 
     Only the last new frames are then made plain, for the next pass. behind: as for `Run.inputs`; if it is not 0, planes
     of several bands would take memory at once."""
@@ -56,7 +56,11 @@ def planes_of_band(
 ) -> Tensor:  # fmt: skip
     """Return planes of a band of x, normalised, after those of its parked history; for `straight` convolutions.
 
-    plane: plain shape of all rows."""
+    Args: as in `Run.inputs`, besides
+        store: how values are stored.
+        band: rows to make.
+        plane: plain shape of all rows.
+    """
     parked, key, count = run.parked, conv.key, min(x.shape[0], KEPT)
     planes = run.arena.take((KEPT + x.shape[0], *frame_of(conv, (band.bottom - band.top, *plane[1:]))), conv.dtype)
 

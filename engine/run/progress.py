@@ -33,6 +33,7 @@ class Ticker:
         self._done = 0
 
     def check(self) -> None:
+        """Raise Cancelled if cancel() returns True."""
         if self._cancel is not None and self._cancel():
             raise Cancelled("cancelled")
 

@@ -29,8 +29,7 @@ class Results:
     block = 0
 
     def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, given: int) -> None:
-        """Describe results of `shape` [H, W, C] and type `dtype`, from number `given` on: those before are not wanted.
-        """
+        """Describe results of `shape` [H, W, C] and type `dtype`; those before number `given` are not wanted."""
         self.shape, self.dtype = shape, dtype
         #: Results before this one cannot be made again.
         self.given = given

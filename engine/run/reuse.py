@@ -26,8 +26,12 @@ class Runs:
     KEPT memory."""
 
     def __init__(self, graphs: bool, rate: int = 4) -> None:
-        """Free memory that earlier runs have kept. graphs: chunks may be recorded. rate: largest number of frames per
-        latent."""
+        """Free memory that earlier runs have kept.
+
+        Args:
+            graphs: chunks may be recorded.
+            rate: largest number of frames per latent.
+        """
         KEPT.release()
         self._wanted, self.rate = graphs, rate
         self._notes: defaultdict[Hashable, Notes] = defaultdict(Notes)
@@ -91,8 +95,9 @@ class Runs:
             graphs.clear()
 
     def _kept(self, device: torch.device, key: Hashable) -> Graphs | None:
-        """Return the graphs that the latest call left, if they are still there and for the same Run; free any other's
-        memory."""
+        """Return the graphs that the latest call left, if they are still there and for the same Run.
+
+        Memory of another Run is freed."""
         latest, self._latest = self._latest, None
         there = KEPT.take(device, latest)
         if latest is None or (there and latest.key == key):
@@ -113,7 +118,7 @@ class Runs:
 
 @contextmanager
 def allocated(run: Run, guard: Guard, keep: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Hold the run's memory inside, and free it in any case but a good end after which `keep` returns True.
+    """Hold the run's memory inside, and free it afterwards, unless all went well and `keep` returns True.
 
     If memory runs out between two chunks, the guard keeps the clip as it stands."""
     run.relieve = guard.relieve_operator

@@ -28,14 +28,13 @@ class Piece:
 
 
 class Ring:
-    """Bordered frames [slots, H + 2, W + 2, C], or their planes, shared by all convolutions of one shape, in running
-    order.
+    """Bordered frames [slots, H + 2, W + 2, C], or their planes, shared by all convolutions of one shape.
 
     Each convolution owns its history, the last frames it has read. `frames` more slots are free and lie after the
     history of the convolution whose turn it is: it writes its new frames there and reads on from its history. The slots
-    that it no longer needs become free before its new history, where the next one's history ends. So n convolutions
-    need n histories and `frames` slots, nothing is ever copied, and after a pass the free slots are back where the
-    first one needs them. Only the last one may take the pass's frames in several calls."""
+    that it no longer needs become free before its new history, where the next one's history ends: they lie in running
+    order. So n convolutions need n histories and `frames` slots, nothing is ever copied, and after a pass the free
+    slots are back where the first one needs them. Only the last one may take the pass's frames in several calls."""
 
     def __init__(self, plane: Frame, dtype: torch.dtype) -> None:
         self.plane = plane
@@ -57,8 +56,9 @@ class Ring:
         return self.slots * math.prod(self.plane) * self.dtype.itemsize
 
     def join(self, key: str, history: int, frames: int) -> None:
-        """Reserve, in a dry run, `history` slots for `key`, which comes after all that joined before, and `frames` new
-        ones."""
+        """Reserve, in a dry run, `history` slots for `key` and `frames` new ones.
+
+        It comes after all convolutions that joined before."""
         if self.data is not None:  # the same steps run dry ahead of their turn: the memory is settled
             return
         if key not in self.histories:
@@ -90,10 +90,13 @@ class Ring:
         return start, (start + self.histories[key]) % self.slots
 
     def begin(self, key: str, head: str, start: int | None = None) -> None:
-        """Fill the history, once at a clip's start, with the input before a clip; its first new frames are in place
-        already.
+        """Fill a history, once at a clip's start, with the input before a clip; its first new frames are in place.
 
-        start: slot at which the history begins."""
+        Args:
+            key: the convolution.
+            head: as of `fill_head`.
+            start: slot at which the history begins; None for the first call of a pass.
+        """
         if key in self._started:
             return
         self._started.add(key)
@@ -129,8 +132,7 @@ class Ring:
             slot.rows.copy_(frame)
 
     def rewind(self) -> None:
-        """Move the histories, between passes, to where a pass that begins at slot 0 looks for them, as a clip's first
-        one does.
+        """Move the histories, between passes, to where a clip's first pass looks for them, which begins at slot 0.
 
         Launches that follow get the same slots every time."""
         live = sum(self.histories.values())
@@ -167,7 +169,11 @@ class Ring:
 def fill_head(data: Tensor, slots: list[int], head: str) -> None:
     """Fill all `slots` but the last with a causal convolution's input before a clip.
 
-    The last slot holds the clip's first frame; the others become copies of it ("replicate") or zeros ("zero")."""
+    Args:
+        data: [slots, ...], frames or planes.
+        slots: those of a history, and then that of the clip's first frame.
+        head: "replicate" for copies of that frame, or "zero" for zeros.
+    """
     for slot in slots[:-1]:
         if head == "zero":
             data[slot].zero_()

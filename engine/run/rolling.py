@@ -45,8 +45,9 @@ class Window:
         self.top, self.made = -self._kept, 0
 
     def more(self, count: int, needed: int) -> Tensor:
-        """Return memory for the next `count` rows. Earlier rows from `needed` on, at most AGAIN, stay for reading
-        again."""
+        """Return memory for the next `count` rows.
+
+        Earlier rows from `needed` on, at most AGAIN, stay for reading again."""
         again = self.made - needed
         if again and not self._dry:
             first = needed - self.top
@@ -57,8 +58,7 @@ class Window:
 
 
 def rolls(run: Run, frames: int, *streams: int) -> bool:
-    """Check whether streams of so many values, which would exist at once, exceed the memory that the plan has for them.
-    """
+    """Check whether streams of so many values, which would exist at once, exceed the plan's memory for them."""
     room = run.parked.parking.streams
     return run.still and room is not None and frames == 1 and sum(streams) * run.dtype.itemsize > room
 
@@ -165,8 +165,7 @@ def _band(
     run: Run, layer: Layer, x: Tensor, top: int, rows: tuple[int, int, int], coefs: Tensor | None, out: Tensor,
     residual: Tensor | None,
 ) -> Partials | None:  # fmt: skip
-    """Convolve rows [first, end) of a frame of `height` rows; x holds its rows from `top` on. rows: (first, end,
-    height)."""
+    """Convolve rows of a frame of which x holds the rows from `top` on. rows: (first, end, height of the frame)."""
     (first, end, height), conv, (width, c) = rows, layer.conv, x.shape[2:]
     a, b = max(first - 1, 0), min(end + 1, height)
     if run.dry:

@@ -102,7 +102,15 @@ class Run(Memory):
     def pointwise(
         self, conv: Conv, x: Tensor, out: Tensor, part: Input | None = None, weight: Weight | None = None
     ) -> None:
-        """Run a convolution without history or border directly on a residual stream, or on a `part` of its rows."""
+        """Run a convolution without history or border directly on a residual stream.
+
+        Args:
+            conv: packed weight.
+            x: [D, H, W, C].
+            out: the results.
+            part: rows of x to take; None for all.
+            weight: used instead of conv's own.
+        """
         if self.dry:
             return
         geometry = Geometry(conv.stride)
@@ -182,7 +190,16 @@ class Run(Memory):
         return None if coefs is None else self.attempt(statistics, x, block.norm.groups)
 
     def pixels(self, conv: Output, x: Tensor, norm: Norm, sums: Partials | None, out: Tensor, format: Pixels) -> None:
-        """Apply the last norm and convolution, and store finished pixels in `out` [D, H, W, 3]."""
+        """Apply the last norm and convolution, and store finished pixels.
+
+        Args:
+            conv: packed weight.
+            x: [D, H, W, C].
+            norm: norm of x.
+            sums: sums of x that the norm needs.
+            out: [D, H, W, 3].
+            format: range and type of pixels.
+        """
         coefs = self.coefficients_of(x, norm, sums)
         with self.arena.scope():
             scratch = self.arena.take((scratch_floats(*out.shape),), torch.float32)
@@ -204,6 +221,7 @@ class Run(Memory):
         return parts[0] if len(parts) == 1 else self.attempt(Partials.concat, parts, axis)
 
     def coefficients_of(self, x: Tensor, norm: Norm, sums: Partials | None) -> Tensor | None:
+        """Return the coefficients [D, 2, C] of a group norm of x; None for other norms and in a dry run."""
         if norm.kind != "group" or self.dry or not x.shape[0]:
             return None
         sums = self.attempt(statistics, x, norm.groups) if sums is None else sums
@@ -215,7 +233,15 @@ class Run(Memory):
     ) -> Iterator[Input]:  # fmt: skip
         """Write x as the next input of `conv` after its history, whole or band by band; yield nothing in a dry run.
 
-        behind: bands that are written before the first is yielded. With 1, x's rows of a band are free by then."""
+        Args:
+            conv: packed weight.
+            x: [D, H, W, C].
+            norm: norm of x.
+            coefs: result of `coefficients_of` for it.
+            rows: output rows.
+            geometry: of the convolution.
+            behind: bands that are written before the first is yielded. With 1, x's rows of a band are free by then.
+        """
         d, h, w, c = x.shape
         starts = self.done[conv.key] == 0
         if conv.history:
@@ -294,7 +320,16 @@ class Run(Memory):
         self, x: Tensor, norm: Norm, data: Tensor, store: Store, coefs: Tensor | None, *, slot: int = 0,
         first: int | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """Write x, normalised, into `data` from `slot` on; into planes by way of a plain buffer if x is watched.
+        """Write x, normalised, into `data`; into planes by way of a plain buffer if x is watched.
+
+        Args:
+            x: [D, H, W, C].
+            norm: norm of x.
+            data: frames, or planes in 5 dimensions.
+            store: how values are stored.
+            coefs: result of `coefficients_of`.
+            slot: first slot of `data` to write.
+            first: first bordered row that `data` holds, if it holds only a band.
 
         Returns: the plain form of it, if there is one.
         """
@@ -311,8 +346,9 @@ class Run(Memory):
         self, conv: Conv, x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, plane: Plane, rows: int,
         geometry: Geometry, behind: int,
     ) -> Iterator[Input]:  # fmt: skip
-        """Yield `inputs` without history; memory for as many rows as BAND_BYTES or the plan's bands hold is taken only
-        now."""
+        """Yield `inputs` without history.
+
+        Memory for as many rows as BAND_BYTES or the plan's bands hold is taken only now."""
         d, c = x.shape[0], x.shape[3]
         reach = geometry.origin[0] + conv.weight.kernel[1] + int(conv.weight.shifted)
         asked = self.parked.parking

@@ -25,12 +25,16 @@ def chunk_end(first: int, last: int, size: int, edges: Iterable[int]) -> int:
 
 
 def with_chunks(begins: tuple[int, ...], steps: Steps | None, cycle: int) -> tuple[int, ...]:
-    """Move the latents that a network's steps begin with for a part of a clip back to where chunks of the whole begin,
-    if the first step begins with the clip.
+    """Move the latents that steps begin with for a part of a clip back to where chunks of the whole begin.
 
-    Chunks end where a step begins. A part that has to see the clip from its start would take more of them than the
-    whole, and longer: now it takes those of the whole, each through as many steps or fewer. steps: of the plan (None:
-    leave `begins` as they are); cycle: steps begin with its multiples only.
+    They are moved only if the first step begins with the clip. Chunks end where a step begins. A part that has to see
+    the clip from its start would take more of them than the whole, and longer: now it takes those of the whole, each
+    through as many steps or fewer.
+
+    Args:
+        begins: for each step, its first latent.
+        steps: of the plan; None to leave `begins` as they are.
+        cycle: steps begin with multiples of so many latents only.
     """
     if steps is None or begins[0]:
         return begins

@@ -32,10 +32,10 @@ class Axis:
         return [(s, s + self.size) for s in self.starts]
 
     def weights(self, index: int, scale: int = 1) -> Tensor:
-        """Return the float32 [size * scale] weight of tile `index`: 1 inside, raised-cosine ramps where neighbours
-        overlap.
+        """Return the weight of tile `index`, float32 [size * scale].
 
-        The weights of all tiles sum to 1 at every sample, and none is zero inside its tile when blending."""
+        It is 1 inside, with raised-cosine ramps where neighbours overlap. The weights of all tiles sum to 1 at every
+        sample, and none is zero inside its tile when blending."""
         return _weights(self, scale)[index]
 
     def _raw(self, index: int, scale: int) -> Tensor:
@@ -106,10 +106,15 @@ def axis(length: int, size: int, overlap: int, blend: bool) -> Axis:
 
 
 def grid(height: int, width: int, tile: int, overlap: int, scale: int) -> Grid:
-    """Return a grid over `height` x `width` latent pixels from a tile and an overlap in pixels (`scale` per latent
-    pixel).
+    """Return a grid of tiles over a frame.
 
-    The tile is rounded down to whole latent pixels (memory stays below the requested size), the overlap up."""
+    The tile is rounded down to whole latent pixels (memory stays below the requested size), the overlap up.
+
+    Args:
+        height, width: of the frame, in latent pixels.
+        tile, overlap: in pixels.
+        scale: pixels per latent pixel.
+    """
     size, shared = max(tile // scale, 1), -(-overlap // scale)
     return Grid(axis(height, size, shared, overlap > 0), axis(width, size, shared, overlap > 0))
 

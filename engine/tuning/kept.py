@@ -62,7 +62,13 @@ class Tuning:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], machine: Mapping[str, Any], sm: int) -> Tuning:
-        """Read a tuning; raise ValueError or a similar error if it is not of this machine or of this version."""
+        """Read a tuning from JSON; raise ValueError or a similar error if it is not of this machine and version.
+
+        Args:
+            values: result of `as_dict`.
+            machine: result of `machine` for the device.
+            sm: its compute capability, such as 90.
+        """
         if values["format"] != FORMAT or values["machine"] != machine:
             raise ValueError("it is another machine's or version's")
         here, made = target_of(sm, machine.get("kernels", TRITON)), cls(dict(machine))
@@ -193,8 +199,7 @@ def of(device: torch.device, here: Target | None = None) -> Tuning | None:
 
 
 def take_up(device: torch.device, tuning: Tuning, way: str = TRITON) -> None:
-    """Use a tuning from now on for kernels launched in this way; runs in progress keep the schedules they began with.
-    """
+    """Use a tuning from now on for kernels launched in this way; current runs keep the schedules they began with."""
     with _lock:
         _known[device, way] = tuning
     offer(device, tuning.schedules, way)

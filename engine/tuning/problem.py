@@ -75,8 +75,13 @@ def checked(layer: Layer) -> Layer:
 
 
 def problem(layer: Layer, device: torch.device, generator: torch.Generator | None = None) -> Problem:
-    """Make a layer's call, with seeded values within the range of the operands' type; without values on the meta
-    device."""
+    """Make a layer's call, with seeded values within the range of the operands' type.
+
+    Args:
+        layer: size and kind of the call.
+        device: the meta device makes tensors without values.
+        generator: source of the values; None for torch's own.
+    """
     kind, (h, w), (kt, kh, kw) = layer.kind, layer.frame, layer.kernel
     pt, py, px = layer.phases
     sets = math.prod(layer.phases) * max(layer.folded, 1)

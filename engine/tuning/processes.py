@@ -78,8 +78,7 @@ class Worker:
             pass
 
     def answer(self, seconds: float) -> dict[str, Any] | None:
-        """Return the next answer, or None where the process has ended. Raises queue.Empty after `seconds` without one.
-        """
+        """Return the next answer, or None if the process has ended. Raises queue.Empty after `seconds` without one."""
         line = self._answers.get(timeout=max(seconds, 0.01))
         return None if line is None else json.loads(line)
 

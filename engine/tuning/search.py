@@ -25,17 +25,18 @@ class Compiler(Protocol):
     """Compiles the jobs' schedules, in their order."""
 
     def wait(self, layer: Layer, until: float) -> list[str | None] | None:
-        """Return for each schedule of a layer None, or why it does not compile; None where that takes longer than
-        `until`."""
+        """Return for each schedule of a layer None, or why it does not compile.
+
+        None alone if that takes longer than `until`."""
 
 
 class Timer(Protocol):
     def measure(
         self, layer: Layer, schedules: Sequence[Schedule], until: float
     ) -> tuple[list[list[float]], list[str | None]] | None:
-        """Return the milliseconds of each schedule in each round (none where it is wrong), and how it is wrong.
+        """Return the milliseconds of each schedule in each round (none if it is wrong), and how it is wrong or None.
 
-        None where that takes longer than `until`."""
+        None alone if that takes longer than `until`."""
 
 
 @dataclass
@@ -56,8 +57,9 @@ class Outcome:
 
 
 def best(times: Mapping[int, Sequence[float]]) -> int:
-    """Return the number of the schedule to take, among those with times: 0, the table's, unless one is faster beyond
-    noise."""
+    """Return the number of the schedule to take: 0, the table's, unless another one is faster beyond noise.
+
+    times: ms in each round by number; schedules without times are left out."""
     medians = {i: statistics.median(t) for i, t in times.items() if t}
     if 0 not in medians:
         return min(medians, key=medians.__getitem__)

@@ -67,8 +67,9 @@ class _NoGpu:
 
 
 def compiler(sm: int) -> Callable[[Ask], Iterator[Ask]]:
-    """Return a function that compiles into Triton's cache by the launch's own code, so that later launches find the
-    kernels."""
+    """Return a function that compiles schedules into Triton's cache, without launching them.
+
+    It runs the launch's own code, so that later launches find the kernels."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -112,8 +113,11 @@ class Meter:
                 torch.cuda.empty_cache()
 
     def _layer(self, layer: Layer, schedules: list[Schedule]) -> Iterator[Ask]:
-        """Yield {"at": i} before each schedule first runs, {"wrong": i, "why": ...} for each that is wrong, and at the
-        end {"times": ms of each round by number}."""
+        """Check and time the schedules of a layer.
+
+        Yields: {"at": i} before each schedule first runs, {"wrong": i, "why": ...} for each that is wrong, and at the
+        end {"times": ms of each round by number}.
+        """
         right = []
         small = self._made(checked(layer))
         want = torch.empty_like(small.out)
