@@ -10,7 +10,7 @@ import torch
 
 from .errors import InputError
 from .kernels.cards import AUTO, checked
-from .kernels.targets import Target, target
+from .kernels.targets import Target, has_fp8, target
 from .orders import ORDERS
 
 OFF = "switched off"
@@ -132,8 +132,8 @@ def _fused_only(walk: Walk) -> Reason:
 
 
 def _fp8(place: Place) -> Reason:
-    no_fp8 = why_no_fp8(place.gpu)
-    return place.kernels_off or (None if place.gpu.fp8 else no_fp8)
+    there = place.gpu.fp8 or has_fp8(place.device, place.kernels)
+    return place.kernels_off or (None if there else why_no_fp8(place.gpu))
 
 
 def why_no_fp8(here: Target) -> str:

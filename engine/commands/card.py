@@ -90,6 +90,7 @@ def words(card: Card, architecture: Architecture, config: Any, half: str, precis
 
     clip: width, height and frames (None: a usual one).
     """
+    from ..kernels.targets import projected
     from ..loader import PRECISIONS
     from ..planning.fusable import no_8_bit, not_fused
 
@@ -99,8 +100,9 @@ def words(card: Card, architecture: Architecture, config: Any, half: str, precis
     if why is None and precision not in PRECISIONS and not program.scales:
         why = no_8_bit([program], dtype)
     here = on(card, architecture, config, half, precision, kernels)
-    if why is None and here.kernels and precision == "fp8" and not here.fp8:
-        return f"not there; int8 runs instead ({here.words})"
+    able = projected(card.name, card.sm, kernels)
+    if why is None and precision == "fp8" and able[0].kernels and not any(one.fp8 for one in able if one.kernels):
+        return "not there; int8 runs instead"
     said = f"plain torch ({why})" if why else here.words
     return said + _limit(card, architecture, config, half, precision, clip)
 

@@ -244,6 +244,13 @@ def without_kernels(name: str, sm: int, reasons: Sequence[str]) -> Target:
     return Target(name, sm, None, notes=("; ".join(dict.fromkeys(reasons)),), way=PLAIN)
 
 
+def has_fp8(device: torch.device, asked: str = AUTO) -> bool:
+    """Return whether any way to run kernels on a device has fp8 products: another may have what the first lacks."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    return any(here.fp8 for here in ways(device, asked) if here.kernels)
+
+
 def projected(name: str, sm: int, asked: str = AUTO) -> list[Target]:
     """Return the same as `ways` for a GPU that need not be here, which has what this installation brings."""
     return _tried(name, sm, wish(asked), lambda way: None)

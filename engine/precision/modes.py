@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..kernels.cards import AUTO
-from ..kernels.targets import target
+from ..kernels.targets import has_fp8, target
 from ..options import why_no_fp8
 
 #: Plain float types, by their names as precisions.
@@ -53,6 +53,6 @@ def resolve(asked: str, device: torch.device, min_db: float, kernels_off: str | 
         if here.half_accumulate:
             return Mode(half_accumulate=True)
         return Mode(refused=f"fp16 sums are no faster on {here.name}: fp16_fast is {plain} here")
-    if asked == "fp8" and not emulated and not here.fp8:
+    if asked == "fp8" and not emulated and not here.fp8 and not has_fp8(device, kernels):
         return Mode("int8", refused=f"{why_no_fp8(here)}: int8 runs instead")
     return Mode(asked)

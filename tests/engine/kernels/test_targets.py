@@ -18,6 +18,7 @@ from zerowaste_vae.engine.kernels.targets import (
     ways,
 )
 from zerowaste_vae.engine.options import Options
+from zerowaste_vae.engine.precision import modes
 
 GPU = torch.device("cuda", 3)
 
@@ -180,3 +181,16 @@ def test_importing_the_operators_imports_no_triton():
             "zerowaste_vae.engine.kernels.launching, zerowaste_vae.engine.kernels.prebuilt.launch; "
             "sys.exit('triton' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_what_the_first_way_lacks_another_may_have(here, monkeypatch):
+    """fp8 on RTX 40 where its own set is not there: by Triton, or nowhere."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    here(89, "A")
+    assert not target(GPU).fp8 and targets.has_fp8(GPU) and modes.resolve("fp8", GPU, 0.0, None) == modes.Mode("fp8")
+    here(89, "A", None)
+    assert not targets.has_fp8(GPU)
+    made = modes.resolve("fp8", GPU, 0.0, None)
+    assert made == modes.Mode("int8", False, "set A of the prebuilt kernels has no fp8 products: int8 runs instead")
+    here(86, "A")
+    assert not targets.has_fp8(GPU) and not targets.has_fp8(torch.device("cpu"))
