@@ -41,14 +41,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """The engine's names, imported when first used (see engine/__init__.py)."""
+    """Return one of the engine's names, imported when first used (see engine/__init__.py)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(engine, name)
 
 
 def comfy_entrypoint() -> object:
-    """Called by ComfyUI only: what needs ComfyUI is imported here, so that the engine works without it."""
+    """Return the extension; called by ComfyUI only. Code that needs ComfyUI is imported here, so that the engine works
+    without it."""
     from .nodes.extension import Extension
 
     return Extension()

@@ -1,4 +1,4 @@
-"""`python -m zerowaste_vae` is the console command."""
+"""The console command, run as `python -m zerowaste_vae`."""
 
 import sys
 

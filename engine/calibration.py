@@ -1,4 +1,4 @@
-"""Calibration: ranges, and what each convolution costs in 8 bit, from a clip or a latent."""
+"""Calibration: measure from a clip or a latent the range of each convolution and its cost in 8 bit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from .precision.trials import Trials
 from .run.pixels import to_unit
 from .vae import VideoVAE
 
-#: Latent pixels of a sample's side where errors are measured on a CPU: a pass per convolution, and two kinds.
+#: Side of a sample in latent pixels where errors are measured on a CPU: a pass per convolution, for two kinds.
 CPU_SIDE = 16
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One half's table, and per kind (dB with every eligible convolution in 8 bit, saturated operands, of how many)."""
+    """One component's table, and per kind (dB with every eligible convolution in 8 bit, saturated operands, all
+    operands)."""
 
     half: str
     table: Table
@@ -35,11 +36,17 @@ class Outcome:
 def calibrate(
     vae: VideoVAE, source: str, video: Tensor | None, latent: Tensor | None, errors: bool, tick: Callable[[], None]
 ) -> Iterator[Outcome]:
-    """Measure a clip [F, H, W, 3] (encoder and decoder) or a host-scaled latent [B, C, T, h, w] (decoder alone).
+    """Measure a clip or a latent, one component (encoder or decoder) at a time; store each table in the VAE's store.
 
-    source: what to call it. errors: also measure every convolution by itself, which a floor needs. tick: called after
-    each pass. Tables are kept in the VAE's store. Raises InputError for a VAE that has no 8-bit path and for a clip
-    whose values overflow.
+    Args:
+        source: the name of the clip or latent, for messages and the table.
+        video: [F, H, W, 3], calibrates the encoder and the decoder; or None.
+        latent: host-scaled [B, C, T, h, w], calibrates the decoder alone.
+        errors: also measure every convolution by itself, which a dB floor needs.
+        tick: called after each pass.
+
+    Raises:
+        InputError: the VAE has no 8-bit path, or the clip's values overflow.
     """
     if vae.architecture.own is not None:
         raise InputError(f"{vae.path}: is not calibrated: its decoder scales each row as it comes, and its encoder "
@@ -64,7 +71,7 @@ def calibrate(
 
 
 def passes(vae: VideoVAE, halves: tuple[str, ...], errors: bool) -> int:
-    """How often `calibrate` will call `tick`."""
+    """Return how often `calibrate` will call `tick`."""
     each = (len(eligible(getattr(vae.model, half))) if errors else 0 for half in halves)
     return sum(1 + len(KINDS) * (n + 1) for n in each)
 

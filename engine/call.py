@@ -1,5 +1,5 @@
-"""One decode or encode from what is asked for to its result: its plan, its attempts and its report, and what follows
-when memory runs out or values overflow."""
+"""One decode or encode from request to result: plan, attempts, report, and the rescue when memory runs out or values
+overflow."""
 
 from __future__ import annotations
 
@@ -44,9 +44,17 @@ def decode(
     size: tuple[int, int, int, int], on_plan: OnPlan | None = None, made: Plan | None = None, seed: int | None = None,
     policy: Policy | None = None,
 ) -> Iterator[Finished]:  # fmt: skip
-    """Latents as `Core.inside` has them -> the wanted frames of every clip, where `results` has them; yields what it
-    hands on. size: clips, frames, height and width for the report. made: a plan for this call. seed: of noise that the
-    decoder adds itself. policy: that of the whole clips, where it has been settled."""
+    """Decode latents to the wanted frames of every clip, into `results`; yield what `results` hands on.
+
+    Args:
+        z: latents in the form that `Core.inside` returns.
+        wanted: frames of each clip.
+        size: clips, frames, height and width for the report.
+        on_plan: called with the plan of each attempt.
+        made: a plan for this call.
+        seed: of noise that the decoder adds itself.
+        policy: the operands of the whole clips, where they have been settled.
+    """
     report = core._begin("decode", size)
     count, h, w = z.shape[2:]
     guard = Guard(tick, core.device, report.events, core.asks())
@@ -73,7 +81,7 @@ def encode(
     core: Core, video: TensorVideo | StreamVideo, request: Request, tick: Ticker, results: Results, wanted: range,
     on_plan: OnPlan | None = None, made: Plan | None = None, policy: Policy | None = None,
 ) -> Iterator[Finished]:  # fmt: skip
-    """Frames -> the wanted moments [n, h, w, 2C] of every clip, where `results` has them; yields what it hands on.
+    """Encode frames to the wanted moments [n, h, w, 2C] of every clip, into `results`; yield what `results` hands on.
     made, policy: as in `decode`."""
     report = core._begin("encode", video.size)
     s, t, program, own = core.architecture.spatial, core.temporal, core.model.encoder.program, core.architecture.own
@@ -112,12 +120,12 @@ def encode(
 
 
 def decoder_samples(z: clip.Latents, vae: Core, device: torch.device | None = None) -> list[Tensor]:
-    """What the decoder's operands are settled by, on a device (None: the VAE's)."""
+    """Return the samples that settle the decoder's operands, unscaled, on `device` (None: the VAE's)."""
     return [p.to(device or vae.device).float() / vae.scale for p in latent_samples(z)]
 
 
 def encoder_samples(video: TensorVideo | StreamVideo, vae: Core, device: torch.device | None = None) -> list[Tensor]:
-    """What the encoder's operands are settled by, on a device (None: the VAE's)."""
+    """Return the samples that settle the encoder's operands, on `device` (None: the VAE's)."""
     in_units = to_unit if vae.architecture.own is None else vae.architecture.own.in_units
     return [in_units(p.to(device or vae.device)) for p in video_samples(video.sample())]
 
@@ -126,8 +134,8 @@ def _planning(
     core: Core, half: str, size: Callable[[], tuple[int, int, int]], request: Request, rest: tuple[int, int],
     samples: Callable[..., list[Tensor]], check: Callable[[], None], made: Plan | None, policy: Policy | None,
 ) -> Callable[[Core, int], Plan]:  # fmt: skip
-    """plan(vae, below) as `Core._plan`, which first settles the operands that `samples` of the clip ask for. `made` is
-    for the first attempt, if it is this VAE's under the operands it was planned with."""
+    """Return plan(vae, below), which settles the operands by `samples` of the clip and then calls `Core._plan`. `made`
+    is for the first attempt, if the VAE and the operands are those it was planned with."""
 
     def plan(vae: Core, below: int) -> Plan:
         nonlocal made
@@ -149,9 +157,9 @@ def _survive(
     core: Core, report: Report, guard: Guard, plan: Callable[[Core, int], Plan],
     attempt: Callable[[Core, Plan], Iterator[int]], on_plan: OnPlan | None,
 ) -> Iterator[int]:
-    """attempt(vae, plan) until it comes through: under leaner plans where memory runs out, and in a safer precision
-    where values overflow. plan(vae, below) as `_planning` makes it; on_plan(plan) before each attempt."""
-    # One clip has the schedules that it began with.
+    """Repeat attempt(vae, plan) until it succeeds: under leaner plans where memory runs out, and in a safer precision
+    where values overflow. plan(vae, below): from `_planning`; on_plan(plan) is called before each attempt."""
+    # A clip keeps the schedules that it began with.
     half = f"{report.operation}r"
     tuning.of(core.device, core.kernels(half))
     with core._claimed() as vae, report.measured(core.device), held(core.device):
@@ -179,7 +187,7 @@ def _survive(
                 describe(vae, report, last)
                 _describe_graphs(vae, report, last)
                 return
-            guard.handover = None  # a clip's histories in another type, or 8 bit and of other scales
+            guard.handover = None  # its histories have another type, or are 8 bit with other scales
             vae = vae._safer(where)
             report.precision += f", then {vae.precision}"
             guard.events["nan_reruns"] += 1
@@ -192,22 +200,23 @@ def _attempt(
         on_plan(plan)
     half = f"{report.operation}r"
     if plan.fused:
-        if vae._plain.release(keep=other_half(half)):  # plans have a half's weights in one form
+        if vae._plain.release(keep=other_half(half)):  # plans count a component's weights in one form
             empty_device_cache()
         _pack(vae, report, half, plan)
     elif plan.own is None:
         vae._fused.release(keep=other_half(half))
     as_run = plan.fused if plan.own is None else plan.own.layers
     if plan.tiled or not as_run:
-        KEPT.release(vae.device)  # other runs take it up, or free it themselves
+        KEPT.release(vae.device)  # other runs reuse it, or free it themselves
     if not as_run:
         make_way(vae.device, getattr(vae.model, half))
-    # Its time is that of the steps: between them someone else is at work.
+    # Only the steps are timed: between them the caller works.
     yield from within(lambda: report.stage(report.operation), attempt(vae, plan))
 
 
 def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:
-    """plan(), which may measure on the device; once more if that finds no memory, after others have given some back."""
+    """Call plan(), which may measure on the device; call it once more if that finds no memory, after others have freed
+    some."""
     try:
         return plan()
     except Exception as error:
@@ -218,8 +227,8 @@ def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:
 
 
 def _leaner(vae: Core, plan: Callable[[Core, int], Plan], failed: Plan) -> Plan | None:
-    """A plan with less of a peak, by a tenth if there is one: parking goes in steps of megabytes. Blended tiles only
-    where nothing else is left."""
+    """Return a plan with a lower peak, by a tenth if there is one, as parking goes in steps of megabytes; blended tiles
+    only where nothing else is left."""
     other = None
     for share in (0.9, 1.0):
         try:
@@ -236,7 +245,7 @@ def _leaner(vae: Core, plan: Callable[[Core, int], Plan], failed: Plan) -> Plan 
 
 
 def describe(vae: Core, report: Report, plan: Plan) -> None:
-    """What the report says of a run before it starts."""
+    """Fill in what the report says of a run before it starts."""
     half = f"{report.operation}r"
     layout = "NDHWC" if plan.fused else vae._plain.layout
     if layout == "NDHWC":
@@ -275,7 +284,7 @@ def _describe_operands(vae: Core, report: Report) -> None:
 
 
 def _describe_graphs(vae: Core, report: Report, plan: Plan) -> None:
-    """What the report says of CUDA graphs after a run."""
+    """Fill in what the report says of CUDA graphs after a run."""
     layers = plan.own is not None and plan.own.layers
     runs = vae._tiled.runs if layers else vae._fused.runs
     if not (layers or (plan.fused and plan.own is None)) or "cuda_graphs" in dict(report.off):
@@ -289,8 +298,8 @@ def _describe_graphs(vae: Core, report: Report, plan: Plan) -> None:
 
 
 def _pack(vae: Core, report: Report, half: str, plan: Plan) -> None:
-    """Compile the kernels of "decoder" or "encoder" and pack its weights for them, if they are not, under a time of
-    their own."""
+    """Compile the kernels of "decoder" or "encoder" and pack its weights, if they are not packed, timed as a stage of
+    its own."""
     if not vae._fused.packed_bytes(half):
         with report.stage("weights"):
             vae._choices.warm(half)

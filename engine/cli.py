@@ -1,7 +1,7 @@
-"""The console command `zerowaste-vae`: finds the subcommand, runs it and turns errors into one line.
+"""The console command `zerowaste-vae`: find the subcommand, run it and turn errors into one line.
 
-A subcommand is a file in engine/commands with `add_parser(subparsers)` and `run(args) -> int`. Only the one that was
-asked for is imported, and torch only by its `run`.
+A subcommand is a file in engine/commands with `add_parser(subparsers)` and `run(args) -> int`. Only the requested one
+is imported, and torch only by its `run`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ COMMANDS = {
     "profile": "where the time of a decode or encode goes, by operator and stage",
 }
 EXIT_ERROR = 2
-EXIT_CANCELLED = 130  # what a shell reports for a program stopped by Ctrl-C
+EXIT_CANCELLED = 130  # the shell's code for a program stopped by Ctrl-C
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line. Returns 0, 2 after an error (one line on stderr) or 130 after Ctrl-C."""
+    """Run one command line; return 0, 2 after an error (one line on stderr) or 130 after Ctrl-C."""
     _print_anything()
     args = list(sys.argv[1:] if argv is None else argv)
-    if args[:1] == ["--"]:  # launchers take what follows it for ours alone
+    if args[:1] == ["--"]:  # launchers put it before the arguments meant for this program
         args = args[1:]
     try:
         if args and args[0].partition("=")[0] in documented.FLAGS:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         hint = " (torch and what it needs: https://pytorch.org/get-started/locally)" if error.name == "torch" else ""
         return _fail(f"the Python package {error.name!r} is not installed; install it with pip{hint}")
-    except BrokenPipeError:  # whoever read what is printed has gone
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
     except OSError as error:
@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_anything() -> None:
-    """Have consoles and pipes that are not UTF-8 show what they cannot as escapes: a name in another script would end a
-    run whose work is done."""
+    """Have consoles and pipes that are not UTF-8 print other characters as escapes: a name in another script would
+    otherwise end a run whose work is done."""
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -80,8 +80,8 @@ def _print_anything() -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C stays one where C code makes another error of it: torch 2.13's ValueError for a storage whose length was
-    being asked for."""
+    """Keep Ctrl-C a KeyboardInterrupt where C code turns it into another error, as torch 2.13 does with a ValueError
+    when it is interrupted while reading a storage's length."""
     pressed = False
 
     def press(*of: Any) -> None:
@@ -90,7 +90,7 @@ def _interruptible() -> Iterator[None]:
         signal.default_int_handler(*of)
 
     here = threading.current_thread() is threading.main_thread()
-    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # somebody else's, or ignored
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # another handler, or ignored
         yield
         return
     signal.signal(signal.SIGINT, press)
@@ -128,7 +128,8 @@ def _fail(message: str) -> int:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """torch's own class on a GPU; on the CPU a plain RuntimeError from its allocator."""
+    """Return True for an out-of-memory error: torch's own class on a GPU; on the CPU a plain RuntimeError from its
+    allocator."""
     return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 

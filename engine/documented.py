@@ -10,7 +10,7 @@ from .options import TOGGLES, Options
 
 
 class Summed(Protocol):
-    """What `summary` asks a VAE."""
+    """The part of a VAE that `summary` reads."""
 
     arch: str
     precision: str
@@ -20,7 +20,7 @@ class Summed(Protocol):
 
 
 def summary(vae: Summed) -> None:
-    """Log what the VAE's runs use, and what they do not and why."""
+    """Log the optimisations that the VAE's runs use, and each one they do not use with the reason."""
     off = vae.unused()
     log.info(f"{vae.arch}, {vae.precision} on {vae.device}: {', '.join(n for n in TOGGLES if n not in off) or 'none'}")
     for name, reason in off.items():
@@ -28,13 +28,13 @@ def summary(vae: Summed) -> None:
 
 
 class DocumentedMethods:
-    """For a VideoVAE; each changes its `options`."""
+    """Documented methods of a VideoVAE; each changes its `options`."""
 
     options: Options
 
     @property
     def triton_fusion(self) -> bool:
-        """`options.triton_fusion`; off runs the plain torch modules instead of the fused kernels."""
+        """Return `options.triton_fusion`; off runs the plain torch modules instead of the fused kernels."""
         return self.options.triton_fusion
 
     @triton_fusion.setter
@@ -48,8 +48,10 @@ class DocumentedMethods:
         enable_tf32: bool = True,
         verbose: bool = True,
     ) -> None:
-        """As compat.optimize_3d_vae_for_blackwell, where the VAE is; verbose logs what its runs use, and what not and
-        why."""
+        """Set the options as compat.optimize_3d_vae_for_blackwell does, on the VAE's present device.
+
+        verbose: log the optimisations that runs use, and the others with the reason.
+        """
         off = [] if enable_channels_last_3d else ["channels_last_3d"]
         flags = {"flash_attention": bool(enable_flash_attention), "tf32": bool(enable_tf32)}
         self.options = replace(self.options.switched(off=off), **flags)
@@ -57,9 +59,9 @@ class DocumentedMethods:
             summary(self)
 
     def enable_windows_blackwell_optimizations(self, enable_channels_last: bool = True) -> None:
-        """As compat.optimize_for_windows_blackwell, where the VAE is."""
+        """Set the options as compat.optimize_for_windows_blackwell does, on the VAE's present device."""
         self.enable_3d_blackwell_optimizations(enable_channels_last, enable_tf32=False)
 
     def enable_slicing(self) -> None:
-        """Nothing is left to do: every run goes step by step in time, in steps the planner chooses."""
+        """Log that nothing is left to do: every run goes step by step in time, in steps that the planner chooses."""
         log.info("temporal slicing is always on; `chunk` sets the latents per step")

@@ -28,6 +28,6 @@ class Cancelled(Exception):
 
 
 def named(error: BaseException) -> str:
-    """What kind of error it is, with its first line."""
+    """Return the error's class name with the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Whether there is a NaN or Inf among many numbers."""
+"""A test for NaN or Inf in a large tensor."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from torch import Tensor
 
 
 def all_finite(x: Tensor) -> bool:
-    """Of floats of any shape. aminmax passes NaN on: one pass and no temporaries. isfinite().all() makes several as
-    large as x, and took 15 to 100 times as long on a CPU."""
+    """Return True if no value of `x` (floats, any shape) is NaN or Inf.
+
+    aminmax passes NaN on, so that this takes one pass and no temporaries. isfinite().all() makes several as large as x,
+    and took 15 to 100 times as long on a CPU.
+    """
     if not x.numel():
         return True
     low, high = torch.aminmax(x)

@@ -1,4 +1,5 @@
-"""The halves of one model as clips go through them: packed for the fused operators, and as plain modules."""
+"""Components of one model (encoder and decoder) as clips go through them: packed for the fused operators, or plain
+modules."""
 
 from __future__ import annotations
 
@@ -33,16 +34,16 @@ from .run.run import Run
 
 
 def other_half(half: str) -> str:
-    """Of "encoder" and "decoder" the one that this is not."""
+    """Return the other one of "encoder" and "decoder"."""
     return "encoder" if half == "decoder" else "decoder"
 
 
 class FusedHalves:
-    """The fused halves of one model: packed when first used, dropped by `release`."""
+    """The fused components of one model: packed when first used, dropped by `release`."""
 
     def __init__(self, model: Network, walk: FusedWalk, device: torch.device, store: Store | None = None) -> None:
-        """walk: what plans follow; `use` changes it too. device: where packed weights lie. store: where 8-bit ones are
-        kept."""
+        """walk: the dry run that plans follow; `use` changes it too. device: of the packed weights. store: where 8-bit
+        ones are kept."""
         self._model = model
         self._walk = walk
         self._device = device
@@ -60,7 +61,7 @@ class FusedHalves:
         return self._get("encoder")  # type: ignore[return-value]
 
     def use(self, half: str, policy: Policy) -> bool:
-        """Pack and plan "encoder" or "decoder" for these operands from now on. Returns whether they are others."""
+        """Pack and plan "encoder" or "decoder" for these operands from now on; return True if they changed."""
         changed = self._walk.use(half, policy)
         if changed:
             self._packed.pop(half, None)
@@ -69,19 +70,21 @@ class FusedHalves:
         return changed
 
     def release(self, keep: str = "") -> int:
-        """Give kept runs and the packed weights back, but those of the half `keep`; the next use packs anew (0.15 s for
-        the published decoder on an H200, where its own weights lie). Returns the weights' bytes."""
+        """Free kept runs and the packed weights, except those of the component `keep`; return the weights' bytes.
+
+        The next use packs anew (0.15 s for the published decoder on an H200 that holds the original weights).
+        """
         freed = sum(network.nbytes for half, network in self._packed.items() if half != keep)
         self._packed = {half: network for half, network in self._packed.items() if half == keep}
         self.runs.forget()
         return freed
 
     def packed_bytes(self, half: str) -> int:
-        """Bytes of the packed weights now held for "encoder" or "decoder"; plans count them too."""
+        """Return the bytes of the packed weights now held for "encoder" or "decoder"; plans count them too."""
         return self._packed[half].nbytes if half in self._packed else 0
 
     def half(self, name: str, scale: float, device: torch.device) -> FusedHalf:
-        """"encoder" or "decoder" for clips, its weights packed. scale: what latents are divided by."""
+        """Return "encoder" or "decoder" for clips, its weights packed. scale: latents are divided by it."""
         program = getattr(self._model, name).program
         return FusedHalf(
             self._get(name), program, self.runs, self._architecture, self._options, scale, device,
@@ -108,7 +111,8 @@ class FusedHalves:
         return self._packed[half]
 
     def _prepared(self, half: str) -> FusedDecoder | FusedEncoder:
-        """8-bit weights from the store, where they have been packed before; 16-bit ones cost less to pack than read."""
+        """Return the packed network: 8-bit weights from the store, where they have been packed before; 16-bit ones cost
+        less to pack than to read."""
         if not self._walk.in_8_bit(half):
             return self._pack(half, self._model)
         options, place = self._options, self._store.prepared(half)
@@ -126,7 +130,7 @@ class FusedHalves:
 
 
 class FusedHalf:
-    """Packed weights as clips go through them (run/clip.py)."""
+    """A packed component as clips go through it (run/clip.py)."""
 
     def __init__(
         self, network: FusedDecoder | FusedEncoder, program: Program, runs: Runs, architecture: Architecture,
@@ -208,7 +212,7 @@ class FusedHalf:
         return FusedPass(network, clips, self._alone(run, clips), self._features, step, steps=behind)
 
     def _alone(self, run: Run, clips: Clips) -> Callable[[], AbstractContextManager[tuple[Run, None]]]:
-        """The memory of a run without graphs."""
+        """Return the memory of a run without graphs."""
 
         @contextmanager
         def memory() -> Iterator[tuple[Run, None]]:
@@ -218,42 +222,42 @@ class FusedHalf:
         return memory
 
     def _latents(self, part: Tensor) -> Tensor:
-        """[C, n, h, w] -> [n, h, w, C] float32 on the device, unscaled."""
+        """Read latents [C, n, h, w] as [n, h, w, C] float32 on the device, unscaled."""
         return self._reader.read(part).permute(1, 2, 3, 0).float() / self._scale
 
     def _video(self, part: Tensor) -> Tensor:
-        """[F, H, W, 3] in -1..1 on the device."""
+        """Read frames [F, H, W, 3] as -1..1 on the device."""
         return to_unit(self._reader.read(part))
 
     def _features(self, part: Tensor) -> Tensor:
-        """A copy of its own, which `tile_chunk` overwrites."""
+        """Copy the part, because `tile_chunk` overwrites it."""
         return torch.empty(part.shape, dtype=part.dtype, device=self._device).copy_(part)
 
 
 def _spread(network: FusedDecoder, run: Run, z: Tensor, part: Part) -> Tensor:
-    """The features of a part. z: its latents, or with the first part those of the whole clip."""
+    """Return the features of a part. z: its latents, or with the first part those of the whole clip."""
     if part.first == 0:
         network.gather(run, z)
     return run.gathered[part.first : part.end]
 
 
 def _collect(network: FusedEncoder, clips: Clips, run: Run, features: Tensor, part: Part, emit: Emit) -> None:
-    """A part's features to those of the clip, and with the last part all of its moments."""
+    """Store a part's features with those of the clip; with the last part emit all moments of the clip."""
     run.gathered[part.first : part.end].copy_(features)
     if part.end == clips.latents:
         network.gather(run, functools.partial(_in_parts, clips.plan.steps, emit))
 
 
 def _in_parts(steps: Steps, emit: Emit, results: Tensor) -> None:
-    """A clip's, chunk by chunk."""
+    """Emit a clip's results chunk by chunk."""
     for first, end in steps.spans(len(results)):
         emit(results[first:end])
 
 
 class PlainHalves:
-    """Runs are in `dtype`. A half whose weights wait in host memory runs as a copy of it that has them on the device,
-    made when it is first used, and kept for the next run until `release`: before the half runs fused, or with the
-    packed weights."""
+    """The plain components of one model, run in `dtype`. A component whose weights wait in host memory runs as a copy
+    with the weights on the device, made at its first use and kept for the next run until `release`: before the
+    component runs fused, or with the packed weights."""
 
     def __init__(self, model: Network, architecture: Architecture, dtype: torch.dtype, options: Options) -> None:
         self._model = model
@@ -264,11 +268,11 @@ class PlainHalves:
 
     @property
     def layout(self) -> str:
-        """Of the convolutions' weights, as the options ask for; theirs decides their inputs'."""
+        """Return the layout of the convolutions' weights, as the options ask for; it decides that of their inputs."""
         return "NDHWC" if self._last else "NCDHW"
 
     def there(self, name: str, device: torch.device) -> Half:
-        """"encoder" or "decoder" with its weights on the device."""
+        """Return "encoder" or "decoder" with its weights on the device."""
         own = getattr(self._model, name)
         half = self._copies.get(name) or lent(device, *own.everything())[0]
         if half is not own:
@@ -280,11 +284,11 @@ class PlainHalves:
         return half
 
     def nbytes(self, name: str) -> int:
-        """Of the copy of "encoder" or "decoder"."""
+        """Return the bytes of the copy of "encoder" or "decoder"."""
         return moving_bytes(*self._copies[name].everything()) if name in self._copies else 0
 
     def release(self, keep: str = "") -> int:
-        """Give copies back, but that of the half `keep`. Returns their bytes."""
+        """Free the copies, except that of the component `keep`; return their bytes."""
         gone = [name for name in self._copies if name != keep]
         freed = sum(map(self.nbytes, gone))
         for name in gone:
@@ -292,14 +296,16 @@ class PlainHalves:
         return freed
 
     def half(self, name: str, scale: float, device: torch.device, seed: int | None = None) -> PlainHalf:
-        """"encoder" or "decoder" for clips. scale: what latents are divided by. seed: of noise within the network."""
+        """Return "encoder" or "decoder" for clips. scale: latents are divided by it. seed: of noise within the
+        network."""
         a = self._architecture
         return PlainHalf(self.there(name, device), a.spatial, a.temporal, scale, self._dtype, device, seed)
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]
     ) -> Iterator[Iterator[Tensor]]:
-        """The network's latents [B, C, T, h, w] -> per chunk its frames [B, 3, f, H, W], as `decode_frames`."""
+        """Decode the network's latents [B, C, T, h, w]; yield per chunk its frames [B, 3, f, H, W], as `decode_frames`
+        does."""
         half = self.there("decoder", device)
         parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
         return decode_frames(half, decode_features(half, parts, check), steps, check)
@@ -307,7 +313,7 @@ class PlainHalves:
     def moments(
         self, video: Iterator[Tensor], steps: Steps, device: torch.device, check: Callable[[], None]
     ) -> Iterator[Tensor]:
-        """Frame chunks [B, 3, f, H, W] in -1..1 -> moments [B, 2C, n, h, w], chunk by chunk."""
+        """Encode frame chunks [B, 3, f, H, W] in -1..1; yield moments [B, 2C, n, h, w] chunk by chunk."""
         half = self.there("encoder", device)
         parts = (part.to(device, half.input_type(self._dtype)) for part in video)
         return encode_moments(half, encode_features(half, parts, steps, check), check)

@@ -1,4 +1,4 @@
-"""What this machine offers: GPUs, versions, memory, and which fast paths are on. Probes never raise."""
+"""Survey of this machine: GPUs, versions, memory, and the fast paths that are on. Probes never raise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class FastPath:
-    """One fast path, whether decode and encode use it here, and why (not)."""
+    """One fast path: on or off for decode and encode on this machine, with the reason."""
 
     name: str
     on: bool
@@ -59,12 +59,13 @@ class Hardware:
     gpus: tuple[Gpu, ...]
     gpu_problem: str | None  # why there is no GPU to use
     kernels: bool  # fused kernels run on the default device
-    kernel_limits: tuple[str, ...]  # what they cannot do there
-    kernel_words: str = ""  # which ones, and why no others
+    kernel_limits: tuple[str, ...]  # their limits there
+    kernel_words: str = ""  # the chosen ones, and why no others
 
     @property
     def fast_paths(self) -> tuple[FastPath, ...]:
-        """What decode and encode use on the default device, and what they leave out and why."""
+        """Return the fast paths that decode and encode use on the default device, and the unused ones with the
+        reason."""
         usable = next((gpu for gpu in self.gpus if gpu.runnable), None)
         if usable is None:
             gpu = FastPath("GPU", False, f"{self.gpu_problem}; the CPU is used")
@@ -84,7 +85,8 @@ class Hardware:
 
 
 def survey(kernels: str = "auto") -> Hardware:
-    """Look at this machine. Starts the CUDA driver where there is one, otherwise cheap. kernels: those asked for."""
+    """Survey this machine. It starts the CUDA driver where there is one, and is otherwise cheap. kernels: the requested
+    ones."""
     return Hardware(
         system=_probe(platform.platform, "unknown"),
         python=platform.python_version(),
@@ -103,7 +105,7 @@ def survey(kernels: str = "auto") -> Hardware:
 
 
 def runs_on(sm: int, built_for: Sequence[str]) -> bool:
-    """Whether code built for `built_for` (torch.cuda.get_arch_list()) runs on compute capability `sm`.
+    """Return True if code built for `built_for` (torch.cuda.get_arch_list()) runs on compute capability `sm`.
 
     Binary code runs on its own major version from its minor on; PTX (compute_XX) on everything from its version on.
     """
@@ -119,7 +121,7 @@ def runs_on(sm: int, built_for: Sequence[str]) -> bool:
 
 
 def _probe(ask: Callable[[], T], otherwise: T) -> T:
-    # Drivers and half-installed packages fail in ways nobody lists: OSError, RuntimeError, AssertionError, ...
+    # Drivers and half-installed packages fail in undocumented ways: OSError, RuntimeError, AssertionError, ...
     try:
         return ask()
     except Exception:
@@ -138,7 +140,7 @@ def _installed(distributions: Sequence[str]) -> str | None:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,4 +1,4 @@
-"""The weights that packed ones, plans and graphs are made of, and what is kept of them on disk."""
+"""The identity of a model's weights: detects changes, and decides what of the packed weights is kept on disk."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .precision.store import Store
 
 
 class Identity:
-    """What a model's weights were when this was made, and the store that is filed under what they hold.
+    """A model's weights as they were when this was made, and the store that is filed under their values.
 
-    patches: what a host has put over the weights for a time, in whatever terms; None: nothing. Of patched weights, and
-    of those that came from no file (path None), nothing is kept beyond this object's life.
+    patches: the changes that a host has laid over the weights for a time, in its own terms; None: none. For patched
+    weights, and for weights that came from no file (path None), nothing is kept beyond this object's life.
     """
 
     def __init__(self, model: nn.Module, architecture: Architecture, path: Path | None, patches: Hashable) -> None:
@@ -32,12 +32,13 @@ class Identity:
         self.store = Store((lambda: of_network(model, architecture.name, native)) if kept else None)
 
     def holds(self, model: nn.Module, patches: Hashable, closely: bool = False) -> bool:
-        """Check whether these are still the weights of `model` and the patches over them. closely: as in `Stamp`."""
+        """Return True if these are still the weights of `model` and the patches over them. closely: as in `Stamp`."""
         return patches == self._patches and self._stamp.holds(model, closely)
 
 
 class Following:
-    """For a Core, which sets what is declared here: all that it makes of its weights follows them."""
+    """Base of Core, which sets the attributes declared here: everything that it makes of its weights follows their
+    changes."""
 
     model: nn.Module
     architecture: Architecture
@@ -46,16 +47,16 @@ class Following:
     _busy: threading.Lock
     _mixed: Mixed
     _options: Options
-    #: What a host has put over the weights for a time, as they are now, in whatever terms; None: nothing.
+    #: The patches that a host has laid over the weights for a time, in its own terms; None: none.
     patches: Hashable = None
 
     def _identify(self) -> None:
-        """Take the weights as they are now for those that all is made of."""
+        """Record the present weights as those that everything is made of."""
         self._made_of = Identity(self.model, self.architecture, self.path, self.patches)
         self.store = self._made_of.store
 
     def _follow(self) -> None:
-        """Drop what was made of the weights if they are others now, whoever changed them. For who holds `_busy`."""
+        """Drop everything made of the weights if they have changed, for whatever reason. Call it with `_busy` held."""
         closely = self._mixed.mode.kind is not None and not self.packed_bytes  # read from disk or written there next
         if not self._made_of.holds(self.model, self.patches, closely):
             log.debug("the weights are others now: they are packed anew")
@@ -64,7 +65,7 @@ class Following:
             self._use(self._options)
 
     def follow(self) -> None:
-        """`_follow`, unless a call is under way: that has done so."""
+        """Call `_follow`, unless a call is running: that call has done so."""
         if self._busy.acquire(blocking=False):
             try:
                 self._follow()

@@ -1,4 +1,4 @@
-"""What a latent remembers of the VAE that made it: a note on the tensor and in its file, which decodes check."""
+"""The note on a latent that names the VAE that made it: set on the tensor and in its file, checked by decodes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from . import log
 from .archs import Architecture, latent_space
 from .errors import InputError
 
-#: Attribute of a latent tensor. Whatever makes a new tensor of it leaves it behind.
+#: Attribute of a latent tensor. Operations that make a new tensor drop it.
 ATTRIBUTE = "vae_note"
-#: Entries of a note, in the words that a file's metadata has them in.
+#: Keys of a note, and of the same entries in a file's metadata.
 KEYS = ("family", "scale", "version", "vae", "encoder", "decoder")
-#: What to do about a latent of another VAE, where nobody says more.
+#: The default advice for a latent of another VAE.
 CURE = "decode it with the VAE that made it, or allow any with any_vae=True"
-#: Weights of each half that a note keeps, and the least cosine of those of one VAE in any type or quantisation. Random
-#: ones have 0 with a deviation of 0.09; the demo VAE's, in 4 bit with one scale for a whole layer, 0.83 and 0.95.
+#: Weights of each component that a note keeps, and the least cosine between those of one VAE in any type or
+#: quantisation. Random weights have 0 with a deviation of 0.09; the demo VAE's, in 4 bit with one scale for a whole
+#: layer, 0.83 and 0.95.
 SAMPLES, ALIKE = 128, 0.5
 
 
 class VAE(Protocol):
-    """What a note is about: a loaded VAE."""
+    """The part of a loaded VAE that a note describes."""
 
     arch: str
     scale: float
@@ -39,7 +40,7 @@ class VAE(Protocol):
 
 def note_of(vae: VAE) -> dict[str, str]:
     """Return the note of latents that `vae` makes: its family, the scale of its latents, the pack's version, the name
-    of its file, and a few weights beside the latents, by which VAEs of the same layout are told apart."""
+    of its file, and a few weights next to the latents, which tell VAEs of the same layout apart."""
     from .. import __version__
 
     note = {"family": vae.arch, "scale": f"{vae.scale:g}", "version": __version__}
@@ -52,7 +53,7 @@ def note_of(vae: VAE) -> dict[str, str]:
 
 
 def marked(latent: Tensor, note: Mapping[str, str]) -> Tensor:
-    """Put a note on a latent that nobody else has yet, and return it."""
+    """Set a note on a new latent, which no other code holds yet, and return it."""
     setattr(latent, ATTRIBUTE, dict(note))
     return latent
 
@@ -97,7 +98,8 @@ def check(
 
 
 def _named(note: Mapping[str, str]) -> str:
-    """The family, with the file and a scale that is none of the network's own; files can say anything of themselves."""
+    """Return the family, with the file and a scale other than the network's own; texts from files may be of any
+    form."""
     family, file, scale = (" ".join(note.get(key, "").split())[:100] for key in ("family", "vae", "scale"))
     parts = [file] if file else []
     parts += [f"scale {scale}"] if scale not in ("", "1") else []
@@ -112,14 +114,15 @@ def _same_scale(noted: str | None, scale: float) -> bool:
 
 
 def _other_weights(note: Mapping[str, str], vae: VAE) -> bool:
-    """Return whether neither half is the same: a VAE may have a decoder of its own behind another one's encoder."""
+    """Return True if neither component is the same: a VAE may have a decoder of its own with another VAE's encoder."""
     own = note_of(vae)
     known = [alike for half in ("encoder", "decoder") if (alike := _alike(note.get(half), own.get(half))) is not None]
     return bool(known) and not any(known)
 
 
 def _samples(half: nn.Module | None, at: int) -> str:
-    """Return evenly spaced weights of the layer `at` in a half, as bytes in base64; "" where it has none."""
+    """Return evenly spaced weights of the large layer at index `at` of a component, as bytes in base64; "" where there
+    is none."""
     large = [] if half is None else [p for p in half.parameters() if p.ndim > 1 and p.numel() >= SAMPLES]
     if not large or large[at].is_meta:
         return ""
@@ -131,7 +134,7 @@ def _samples(half: nn.Module | None, at: int) -> str:
 
 
 def _alike(a: str | None, b: str | None) -> bool | None:
-    """None: nobody knows."""
+    """Return True if two samples are of the same weights; None if that cannot be known."""
     try:
         x, y = (np.frombuffer(base64.b64decode(text or "", validate=True), np.int8).astype(float) for text in (a, b))
     except (binascii.Error, ValueError):

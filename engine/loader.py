@@ -1,4 +1,4 @@
-"""From a weight file to a VAE object."""
+"""Loading: from a weight file to a VAE object."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .precision.source import Source
 from .run.devices import numbered
 from .vae import VideoVAE
 
-#: All that `load` takes.
+#: The precisions that `load` takes.
 NAMES = ("auto", *PRECISIONS, *MIXED)
 
 
 def demo_vae_path() -> Path:
-    """The small VAE that ships with the package (assets/demo_vae.safetensors)."""
+    """Return the path of the small VAE that ships with the package (assets/demo_vae.safetensors)."""
     return Path(__file__).resolve().parent.parent / "assets" / "demo_vae.safetensors"
 
 
 def demo_clip_path() -> Path:
-    """The clip that ships with the package (assets/demo_clip.mp4)."""
+    """Return the path of the clip that ships with the package (assets/demo_clip.mp4)."""
     return demo_vae_path().with_name("demo_clip.mp4")
 
 
@@ -47,13 +47,19 @@ def load(
 ) -> VideoVAE:
     """Load a VAE from a .safetensors or .gguf file, or from a Checkpoint (whose tensors are then used up).
 
-    precision: "auto" (on CUDA fp16, or bf16 where the model was made for it; fp32 on the CPU), "fp32", "bf16", "fp16",
-    and approximate: "fp8", "int8", "fp16_fast". min_db: PSNR against the exact path that those keep, and that "auto"
-    may go down to on a GPU; 0: none, and "auto" stays exact.
-    device: where it will run, None: CUDA if there is one. weights_on: where the weights are until whoever has the model
-    moves them there; None: they stay in host memory, from where each run on a GPU takes those that it reads.
-    norm_groups: for files of unusual widths that do not name `norm_num_groups` themselves.
-    Raises CheckpointError (unreadable file, no known VAE, missing keys) and InputError (impossible option).
+    Args:
+        precision: "auto" (on CUDA fp16, or bf16 where the model was made for it; fp32 on the CPU), "fp32", "bf16",
+            "fp16", and approximate: "fp8", "int8", "fp16_fast".
+        device: the device of its runs; None: CUDA if there is one.
+        norm_groups: for files of unusual widths that do not name `norm_num_groups` themselves.
+        min_db: PSNR in dB against the exact path that approximate precisions keep, and that "auto" may go down to on a
+            GPU; 0: none, and "auto" stays exact.
+        weights_on: the device of the weights until the model's holder moves them to the run's; None: they stay in host
+            memory, from where each run on a GPU takes those that it reads.
+
+    Raises:
+        CheckpointError: unreadable file, no known VAE, or missing keys.
+        InputError: an impossible option.
     """
     where = placement(precision, device)
     checkpoint = path if isinstance(path, Checkpoint) else read_checkpoint(path)
@@ -103,7 +109,7 @@ def load(
 
 def encoder_only(checkpoint: Checkpoint, norm_groups: int | None = None) -> tuple[Architecture, Any] | None:
     """Return the architecture and the sizes of a file that holds a whole encoder and nothing of a decoder, which `load`
-    refuses; None for others."""
+    refuses; None for other files."""
     architecture = detect(checkpoint.tensors)
     if architecture is None or holds(checkpoint.tensors, "decoder"):
         return None
@@ -129,7 +135,7 @@ def _refuse(path: object, checkpoint: Checkpoint) -> NoReturn:
 
 
 def placement(precision: str, device: torch.device | str | None) -> torch.device:
-    """The device that `load` would use. Raises InputError."""
+    """Return the device that `load` would use. Raises InputError."""
     if precision not in NAMES:
         raise InputError(f"precision={precision!r} is not one of {', '.join(NAMES)}")
     try:
@@ -151,8 +157,8 @@ def _holds_values(device: torch.device) -> bool:
 
 
 def auto_precision(device: torch.device, architecture: Architecture) -> str:
-    """What "auto" means on a device: the type that the process was ordered to use, else the fastest one without
-    approximations of its own."""
+    """Return the meaning of "auto" on a device: the type that the process was ordered to use, else the fastest one
+    without approximations of its own."""
     if ORDERS.precision:
         return ORDERS.precision
     if device.type != "cuda":
@@ -162,7 +168,7 @@ def auto_precision(device: torch.device, architecture: Architecture) -> str:
 
 
 def stored_groups(checkpoint: Checkpoint) -> int | None:
-    """The norm groups that a file names in its metadata, if it does. Raises InputError on what is no number."""
+    """Return the norm groups in a file's metadata, or None. Raises InputError for a value that is no number."""
     stored = checkpoint.metadata.get("norm_num_groups")
     if stored is None:
         return None
@@ -175,7 +181,8 @@ def stored_groups(checkpoint: Checkpoint) -> int | None:
 def _check_complete(
     checkpoint: Checkpoint, decoder: list[str], expected: dict[str, tuple[int, ...]], shapes: dict
 ) -> None:
-    """Without the decoder (its keys) there is nothing to load; a file may leave the encoder out."""
+    """Refuse a file without the whole decoder (its keys): there is nothing to load; a file may leave the encoder
+    out."""
     if not decoder:
         raise CheckpointError(f"{checkpoint.path}: the decoder is missing or its biases are (keys: {_some(shapes)})")
     missing = [key for key in decoder if key not in shapes]

@@ -1,4 +1,4 @@
-"""The pack's logger: every line carries the documented prefix."""
+"""The pack's logger, which puts the documented prefix before every line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _here = threading.local()
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Say nothing in this thread: what is only looked at, and not run, is no news."""
+    """Log nothing in this thread: plans that are only looked at, and not run, are no news."""
     _here.silent = True
     try:
         yield
@@ -38,7 +38,7 @@ def _say(level: int, message: str) -> None:
 
 
 def once(message: str, say: Callable[[str], None] = warn) -> None:
-    """Say (by default warn) something that stays as it is, such as a path that is off, the first time only."""
+    """Log (by default as a warning) a lasting fact, such as a path that is off, the first time only."""
     if message not in _said and not getattr(_here, "silent", False):
         _said.add(message)
         say(message)

@@ -1,4 +1,4 @@
-"""What this machine has of host memory, and how sizes are written."""
+"""Host memory of this machine, and the text form of sizes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import sys
 from pathlib import Path, PurePosixPath
 
 GIB = 1 << 30
-#: Where Linux shows control groups, and in which of them this process is.
+#: Linux' folder of control groups, and the file that names those of this process.
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def in_gb(size: int | None) -> str:
-    """Bytes (None: 0) for a message, such as "1.50 GB"."""
+    """Return bytes (None: 0) as text in GB (2^30), such as "1.50 GB"."""
     return f"{(size or 0) / GIB:.2f} GB"
 
 
 def available_ram() -> int | None:
-    """Bytes of host memory a process can still get without swapping, or within its container's limit; None where the
-    system does not tell."""
+    """Return the bytes of host memory that a process can still get without swapping, or within its container's limit;
+    None where the system does not tell."""
     if sys.platform == "win32":
         return _windows("available")
     known = [size for size in (_system_available(), _container_available()) if size is not None]
@@ -41,8 +41,11 @@ def _system_available() -> int | None:
 
 
 def _container_available() -> int | None:
-    """What the tightest memory limit of this process' control groups leaves, the file cache that it can drop included.
-    /proc/meminfo shows a container the whole machine, and beyond the limit the system ends the process."""
+    """Return the bytes left by the tightest memory limit of this process' control groups, with the file cache that it
+    can drop.
+
+    /proc/meminfo shows a container the whole machine, and beyond the limit the system ends the process.
+    """
     try:
         lines = [line.split(":", 2) for line in OWN_CGROUPS.read_text().splitlines() if line.count(":") > 1]
     except (OSError, ValueError):
@@ -60,7 +63,7 @@ def _container_available() -> int | None:
 
 
 def _with_parents(path: str) -> list[PurePosixPath]:
-    """A control group and those it is in; none of a group outside of what is mounted ("/../..")."""
+    """Return a control group and the groups around it; none for a group outside of what is mounted ("/../..")."""
     own = PurePosixPath(path)
     return [] if ".." in own.parts else [own, *own.parents]
 
@@ -76,14 +79,16 @@ def _left_in(group: Path, limit: str, usage: str, cache: str) -> int | None:
 
 
 def lockable_ram() -> int | None:
-    """Bytes of host memory that this process may page-lock; None: as many as the system grants. Windows grants more
-    than its desktop and its drivers can do without: a quarter of all is taken there."""
+    """Return the bytes of host memory that this process may page-lock; None: as many as the system grants.
+
+    Windows grants more than its desktop and its drivers can do without: a quarter of all is taken there.
+    """
     total = _windows("total") if sys.platform == "win32" else None
     return None if total is None else total // 4
 
 
 def _windows(figure: str) -> int | None:
-    """"total" or "available" bytes of host memory."""
+    """Return "total" or "available" bytes of host memory; None if the system does not tell."""
     class MemoryStatus(ctypes.Structure):
         _fields_ = (
             ("length", ctypes.c_ulong),

@@ -1,4 +1,4 @@
-"""Optimisations by name: what a VAE may use, and which of them this machine and model cannot serve, and why."""
+"""Optimisations by name: those a VAE may use, and those that this machine or model cannot serve, with the reason."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .kernels.targets import Target, has_fp8, target
 from .orders import ORDERS
 
 OFF = "switched off"
-#: Of toggles that are off until somebody asks for them.
+#: The reason for toggles that are off until the user switches them on.
 BY_DEFAULT = "off by default"
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which optimisations a VAE may use; `TOGGLES` says what each one is. The defaults are the exact fast path; each
-    can be switched off alone. channels_last_3d None: on the fused kernels; True: plain torch as well.
+    """Optimisations that a VAE may use; `TOGGLES` describes each. The defaults are the exact fast path; each can be
+    switched off alone. channels_last_3d None: on the fused kernels; True: plain torch as well.
 
-    min_db: PSNR (dB, peak 2.0) that approximations must keep against the exact path; 0 allows only what is switched
-    on by name. kernels: which fused kernels run: "auto", "triton", "plain" or a prebuilt set, as `--kernels` has them;
-    "auto" asks the environment variable ZEROWASTE_KERNELS.
+    min_db: PSNR (dB, peak 2.0) that approximations must keep against the exact path; 0 allows only those that are
+    switched on by name. kernels: the fused kernels to run: "auto", "triton", "plain" or a prebuilt set, as for
+    `--kernels`; "auto" asks the environment variable ZEROWASTE_KERNELS.
     Raises InputError on values of the wrong kind.
     """
 
@@ -54,7 +54,7 @@ class Options:
             raise InputError(f"min_db={self.min_db!r} is no PSNR: give dB, or 0 for none")
 
     def switched(self, on: Iterable[str] = (), off: Iterable[str] = ()) -> Options:
-        """A copy with these toggles switched. Raises InputError on a name that is none, or is in both."""
+        """Return a copy with these toggles switched. Raises InputError on an unknown name, or one in both."""
         on, off = set(on), set(off)
         for name in sorted(on | off):
             if name not in TOGGLES:
@@ -66,13 +66,14 @@ class Options:
 
     @property
     def overlap(self) -> bool:
-        """Whether copies run beside the GPU's work."""
+        """Return True if copies run at the same time as the GPU's work."""
         return self.async_offload and not ORDERS.no_overlap
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model runs, why the fused kernels cannot run it there (None: they can), and which ones are asked for."""
+    """The device and dtype of a model, why the fused kernels cannot run it there (None: they can), and the requested
+    kernels."""
 
     device: torch.device
     dtype: torch.dtype
@@ -90,7 +91,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Walk:
-    """A run that could use an optimisation: on the fused kernels, or not."""
+    """A run that could use an optimisation: on the fused kernels, or in plain torch."""
 
     options: Options
     dtype: torch.dtype
@@ -104,9 +105,9 @@ Reason = str | None
 class Toggle:
     """One optimisation.
 
-    label, text: its name and what it does, for people. memory: whether plans depend on it. here(place): why this
-    machine or model cannot use it. walk(walk): why a run does not use it although it could. unasked: why it is off by
-    default, where its text does not say so.
+    label, text: its name and effect, for people. memory: plans depend on it. here(place): why this machine or model
+    cannot use it. walk(walk): why a run does not use it although it could. unasked: why it is off by default, where its
+    text does not say so.
     """
 
     label: str
@@ -117,7 +118,7 @@ class Toggle:
     unasked: Reason = None
 
     def off(self, name: str) -> str:
-        """Say why a run does not use it under options where it is False; name: that of its field."""
+        """Return why a run does not use it under options where it is False; name: that of its field."""
         if getattr(DEFAULTS, name) is not False:
             return OFF
         return f"{BY_DEFAULT}: {self.unasked}" if self.unasked else BY_DEFAULT
@@ -137,7 +138,7 @@ def _fp8(place: Place) -> Reason:
 
 
 def why_no_fp8(here: Target) -> str:
-    """Return why kernels have no fp8 products, of the card or of the prebuilt set."""
+    """Return why kernels have no fp8 products: because of the card, or of the prebuilt set."""
     if here.set is not None and here.capability >= 89:
         return f"set {here.set} of the prebuilt kernels has no fp8 products"
     return f"{here.name} (sm_{here.capability}) has no fp8 matrix instruction"
@@ -179,7 +180,7 @@ def _cudnn(walk: Walk) -> Reason:
     return "fp32 convolutions run as matrix products, without cuDNN" if products else None
 
 
-#: A new one comes last; the nodes put it where saved workflows, which know widgets by their place, do not notice.
+#: Add a new one at the end; nodes place its widget so that saved workflows, which know widgets by place, still load.
 TOGGLES: dict[str, Toggle] = {
     "fp8": Toggle("8-bit products (fp8)", "8-bit products where the dB floor allows them. Approximate.", True, _fp8),
     "channels_last_3d": Toggle(
@@ -241,20 +242,19 @@ DEFAULTS = Options()
 def unavailable(
     device: torch.device, dtype: torch.dtype, kernels_off: str | None, kernels: str = AUTO
 ) -> dict[str, str | None]:
-    """For each toggle None where it can do something for a model of `dtype` on this device, else the reason why not.
+    """Return for each toggle None where it can have an effect for a model of `dtype` on this device, else the reason
+    why not.
 
-    kernels_off: why the fused kernels cannot run the model there (None: they can). kernels: those asked for. Imports no
-    Triton.
+    kernels_off: why the fused kernels cannot run the model there (None: they can). kernels: the requested ones. Imports
+    no Triton.
     """
     place = Place(device, dtype, kernels_off, kernels)
     return {name: toggle.here(place) for name, toggle in TOGGLES.items()}
 
 
 def unused(options: Options, reasons: dict[str, str | None], dtype: torch.dtype, fused: bool) -> dict[str, str]:
-    """Toggle -> why a run does not use it, for all that it does not use. `reasons`: from `unavailable`.
-
-    fused: whether the run goes through the fused kernels.
-    """
+    """Return toggle -> reason, for each one that a run does not use. reasons: from `unavailable`. fused: the run goes
+    through the fused kernels."""
     walk = Walk(options, dtype, fused)
     off = {
         name: toggle.off(name) if getattr(options, name) is False else reasons[name] or toggle.walk(walk)

@@ -1,4 +1,4 @@
-"""What the program around the engine was told for all of its runs, such as by ComfyUI's start options."""
+"""Settings that the surrounding program, such as ComfyUI by its start options, gives all runs of the engine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass
 class Orders:
-    """Wishes for the whole process; what a user asks of one run goes before them.
+    """Defaults for the whole process; options of a single run take precedence.
 
     precision: the plain type that "auto" means; "": the engine's choice. half_sums: "auto" sums in fp16 where the card
-    is faster with it and the model was made for fp16. no_overlap: why copies wait for the GPU; "": they run beside it.
-    reserved: bytes of every card that stay free for others.
+    is faster with it and the model was made for fp16. no_overlap: why copies wait for the GPU; "": they run at the same
+    time as its work. reserved: bytes of every card that stay free for other programs.
     """
 
     precision: str = ""
@@ -20,5 +20,5 @@ class Orders:
     reserved: int = 0
 
 
-#: Of this process; set before a VAE is loaded, as plans and packed weights of one are made for them.
+#: The orders of this process; set before a VAE is loaded, because its plans and packed weights are made for them.
 ORDERS = Orders()

@@ -1,4 +1,4 @@
-"""The halves of a model that tiles itself, as clips go through them (run/own_clip.py)."""
+"""Encoder and decoder of a model with native tiles (one that tiles itself), as run/own_clip.py uses them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,25 @@ from .run.reuse import Runs, allocated
 
 
 class OwnHalves:
-    """Packed when first used, dropped by `release`. kind: of a decoder's products, None: `dtype`. Of other models there
-    is never anything."""
+    """Encoder and decoder of a self-tiling model: packed when first used, dropped by `release`; empty for other models.
+    kind: 8-bit type of the decoder's products, None: `dtype`."""
 
     def __init__(self, model: Network, dtype: torch.dtype, options: Options, kind: str | None) -> None:
         self._model, self._dtype, self._options, self._kind = model, dtype, options, kind
         self._tokens: TokenNetwork | None = None
-        #: The decoder's.
+        #: Runs of the decoder.
         self.runs = Runs(options.cuda_graphs)
 
     def half(
         self, name: str, plan: Plan, device: torch.device, fused: Callable[[], FusedEncoder],
         plain: Callable[[str, torch.device], Half],
     ) -> TokenHalf | FusedTileHalf | PlainTileHalf:  # fmt: skip
-        """"encoder" or "decoder" for clips. fused: gives the encoder packed for the fused operators; plain: with its
-        weights on the device."""
+        """Return "encoder" or "decoder" for clips.
+
+        Args:
+            fused: returns the encoder packed for the fused operators.
+            plain: returns a component with its weights on the device.
+        """
         if name == "decoder":
             return self._decoder(plan, device)
         if plan.fused:
@@ -45,13 +49,13 @@ class OwnHalves:
         return PlainTileHalf(plain(name, device), self._dtype, plan.steps)
 
     def _decoder(self, plan: Plan, device: torch.device) -> TokenHalf:
-        """With as many layers on the device as the plan says."""
+        """Return the decoder with as many layers on the device as the plan says."""
         kept = self._tokens
         if kept is None or kept.device != device or kept.resident != plan.own.resident:
             self.release()
             del kept
             backend = "auto" if self._options.triton_fusion else "reference"
-            with torch.inference_mode(False), torch.no_grad():  # whatever the caller's mode: it will serve others
+            with torch.inference_mode(False), torch.no_grad():  # whatever the caller's mode: it serves later calls
                 self._tokens = TokenNetwork(
                     self._model.decoder, self._dtype, device, self._kind, plan.own.resident, backend
                 )
@@ -60,7 +64,7 @@ class OwnHalves:
         return TokenHalf(self._tokens, self._model.decoder.program, self._options, plan, self.runs)
 
     def release(self, keep: str = "") -> int:
-        """Give graphs and weights back. Returns the weights' bytes on the device; keep: a half whose weights stay."""
+        """Free graphs, and weights unless `keep` is "decoder"; return the weights' bytes on the device."""
         self.runs.forget()
         if keep == "decoder":
             return 0
@@ -69,7 +73,7 @@ class OwnHalves:
 
     @property
     def nbytes(self) -> int:
-        """Of layers on the device."""
+        """Return the bytes of layers on the device."""
         return 0 if self._tokens is None else self._tokens.nbytes
 
 
@@ -88,7 +92,7 @@ class TokenHalf:
 
     @contextmanager
     def memory(self, guard: Guard) -> Iterator[None]:
-        """Taken when the first tile is there."""
+        """Scope the memory, which is taken when the first tile is there."""
         with ExitStack() as self._stack:
             self._guard, self._taken = guard, None
             yield
@@ -105,7 +109,7 @@ class TokenHalf:
 
 
 class FusedTileHalf:
-    """An encoder on the fused operators: one tile after the other through one Run."""
+    """An encoder on the fused operators, which takes one tile after another through one Run."""
 
     dtype = torch.float32
 
@@ -117,7 +121,7 @@ class FusedTileHalf:
 
     @contextmanager
     def memory(self, guard: Guard) -> Iterator[None]:
-        """Taken when the first tile is there, and again where one is of another size."""
+        """Scope the memory, which is taken when the first tile is there, and again for a tile of another size."""
         self._guard, self._held = guard, None
         try:
             yield
@@ -160,4 +164,4 @@ class PlainTileHalf:
 
 
 def _nothing() -> None:
-    """Whoever cuts tiles asks between them whether to go on."""
+    """Do nothing: the tile loop checks for cancellation between tiles."""

@@ -1,4 +1,4 @@
-"""What a decode or encode really did: what ran, time, memory, what was off and why."""
+"""Report of a decode or encode as it really ran: kernels, time, memory, and what was off and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from .memory import GIB
 from .run.devices import synchronize
 
-#: Counted events -> how a report words them.
+#: Counted events -> their wording in a report.
 EVENTS = {
     "oom_retries": "an operator found no memory and was tried again",
     "oom_step_downs": "out of memory, continued in smaller steps",
@@ -35,14 +35,14 @@ class Report:
     architecture: str
     precision: str
     device: str
-    operands: str = ""  # which convolutions took 8-bit operands
-    mode: str = ""  # what ran: "fused kernels (NDHWC)", "plain torch (NCDHW)", ...
+    operands: str = ""  # the convolutions that took 8-bit operands
+    mode: str = ""  # the path: "fused kernels (NDHWC)", "plain torch (NCDHW)", ...
     plan: str = ""
-    kernels: str = ""  # what launched them: prebuilt ones, Triton, or none, and why
-    schedules: str = ""  # where those of the fused kernels are from
+    kernels: str = ""  # their launcher: prebuilt ones, Triton, or none, and why
+    schedules: str = ""  # the origin of the fused kernels' schedules
     predicted_gb: float | None = None
-    parked_gb: float = 0.0  # host memory that histories wait in, as planned
-    #: CUDA: peaks of the process as torch counts them, and what it had allocated before the run. See `measured`.
+    parked_gb: float = 0.0  # host memory of parked histories, as planned
+    #: CUDA: peaks of the process as torch counts them, and its allocated memory before the run. See `measured`.
     reserved_gb: float | None = None
     allocated_gb: float | None = None
     before_gb: float | None = None
@@ -54,13 +54,13 @@ class Report:
     off: list[tuple[str, str]] = field(default_factory=list)
     events: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(EVENTS, 0)))
     complete: bool = False
-    #: Of an encode: frames at the end that fill no latent and were not read, and copies of the last frame that whoever
-    #: called added to fill one.
+    #: Encode: the number of frames at the end that fill no latent and were not read, and of copies of the last frame
+    #: that the caller added to fill one.
     dropped: int = 0
     repeated: int = 0
-    #: Latents in front of a part of a clip that it depends on: they are computed again.
+    #: Decode of a part of a clip: the number of earlier latents that it depends on, which are computed again (warm-up).
     lead: int = 0
-    #: Of several devices: the results that each one made, and how.
+    #: Several devices: the results that each one made, and its report.
     parts: list[tuple[range, Report]] = field(default_factory=list)
 
     @property
@@ -69,7 +69,7 @@ class Report:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time what happens inside; a stage entered twice adds up."""
+        """Time the enclosed block; a stage entered twice adds up."""
         start = time.perf_counter()
         try:
             yield
@@ -78,10 +78,10 @@ class Report:
 
     @contextmanager
     def measured(self, device: torch.device) -> Iterator[None]:
-        """Read torch's memory counters around a run on CUDA, without resetting them: others may be using them.
+        """Read torch's memory counters around a run on CUDA, without resetting them: other code may use them.
 
-        Reserved memory stays reserved until someone empties the cache, so its value at the end is the peak. Allocated
-        memory does not: where an earlier peak of the process was higher, this run's is hidden and stays None.
+        Reserved memory stays reserved until the cache is emptied, so its value at the end is the peak. Allocated memory
+        does not: where an earlier peak of the process was higher, this run's is hidden and stays None.
         """
         if device.type != "cuda":
             yield
@@ -99,7 +99,7 @@ class Report:
             self.reserved_gb = (reserved if reserved > highest[1] else now) / GIB
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON has it."""
+        """Return the report as a dict that JSON can hold."""
         out = dict(vars(self))
         out["clip"] = dict(zip(("batch", "frames", "height", "width"), self.clip, strict=True))
         out["db"] = None if self.db is None or not math.isfinite(self.db) else self.db  # JSON knows no infinity
@@ -111,7 +111,7 @@ class Report:
         return out
 
     def text(self) -> str:
-        """For reading; one line per topic."""
+        """Return the report as text, one line per topic."""
         batch, frames, height, width = self.clip
         count = f"{batch} x {frames}" if batch > 1 else str(frames)
         ended = "" if self.complete else ", NOT FINISHED"

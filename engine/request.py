@@ -1,4 +1,4 @@
-"""What users ask for and hand in: how a clip is to be run, and whether latents and videos are what they should be."""
+"""The user's request: how a clip is to be run, and the checks of latents and videos."""
 
 from __future__ import annotations
 
@@ -21,23 +21,27 @@ if TYPE_CHECKING:
 #: 2^63 bytes.
 MOST_GB = 2**33
 #: Frames are clearly of another range than 0..1 with a value above MOST, or more than LEAST_SHARE of them below LEAST.
-#: What sharpening and scaling leave beside 0 and 1 is less.
+#: Sharpening and scaling go less far beyond 0 and 1.
 MOST, LEAST, LEAST_SHARE = 2.0, -0.1, 0.01
-#: Pixels that blended tiles share where nobody says more.
+#: Pixels that blended tiles share by default.
 OVERLAP = 64
 TILINGS = ("auto", "untiled", "exact", "blended")
 
 
 @dataclass(frozen=True)
 class Request:
-    """How a decode or encode is to be run, as its caller says; 0 and None leave the choice to the planner.
+    """The way a decode or encode is to be run; 0 and None leave the choice to the planner.
 
-    tiling: "untiled" runs whole frames, "exact" equals them (fused on a GPU in bands of `tile` rows, where that is
-    given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels (None:
-    `usual_overlap`); "auto" runs whole frames, or what else fits, and says so. chunk: latents per step. vram_gb,
-    ram_gb: memory targets in GB (2^30) for the device and for parked histories. output: type of a decode's frames:
-    "float32", "float16" or "uint8" (0..255).
-    Raises InputError on a value that no VAE can serve.
+    Args:
+        tiling: "untiled" runs whole frames, "exact" equals them (fused on a GPU in bands of `tile` rows, where that is
+            given), "blended" uses tiles of `tile` pixels (0: chosen for the target) sharing `overlap` pixels (None:
+            `usual_overlap`); "auto" runs whole frames, or else whatever fits, and says so.
+        chunk: latents per step.
+        vram_gb, ram_gb: memory targets in GB (2^30 bytes) for the device and for parked histories.
+        output: type of a decode's frames: "float32", "float16" or "uint8" (0..255).
+
+    Raises:
+        InputError: a value that no VAE can serve.
     """
 
     tiling: str = "auto"
@@ -64,44 +68,44 @@ class Request:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the frames."""
+        """Return the type of the frames."""
         return OUTPUTS[self.output]
 
     def check(self, spatial: int) -> None:
-        """Raises InputError where the tiles cannot be those of a VAE with `spatial` pixels per latent pixel."""
+        """Refuse tiles that a VAE with `spatial` pixels per latent pixel cannot have. Raises InputError."""
         if self.tiling in ("exact", "blended"):
             check_tile(self.tile, self.overlap if self.tiling == "blended" else 0, spatial)
 
 
 def usual_overlap(tile: int) -> int:
-    """Return the pixels that tiles of this size share where nobody says more: OVERLAP, or half of one that is no
-    larger; 0 is a planned size."""
+    """Return the default overlap of tiles of this size in pixels: OVERLAP, or half of a tile that is no larger; 0 is a
+    planned size."""
     return tile // 2 if 0 < tile <= OVERLAP else OVERLAP
 
 
 def check_whole(**values: object) -> None:
-    """Raises InputError where one of them is given and no whole number."""
+    """Refuse values that are given and are no whole numbers. Raises InputError."""
     for name, value in values.items():
         if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
             raise InputError(f"{name}={value!r} is no whole number: give one")
 
 
 def check_sizes(vram_gb: float | None, ram_gb: float | None) -> None:
-    """Raises InputError where one of them is negative, no number or beyond what can be addressed."""
+    """Refuse sizes that are negative, no number or beyond the addressable. Raises InputError."""
     for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
         if value is not None and not (isinstance(value, Real) and 0 <= value <= MOST_GB):
             raise InputError(f"{name}={value!r} is not a size: give GB (2^30 bytes), or 0 for automatic")
 
 
 def check_seed(seed: int | None) -> None:
-    """Raises InputError where torch takes no such seed."""
+    """Refuse a seed that torch does not take. Raises InputError."""
     check_whole(seed=seed)
     if seed is not None and not -(2**63) <= seed < 2**64:
         raise InputError(f"seed={seed} is too large: give a number of at most 64 bits")
 
 
 def check_part(start: int, frames: int | None, count: int) -> range:
-    """Frames [start, start + frames) of `count`; None: up to the end. Raises InputError where there are none."""
+    """Return frames [start, start + frames) of `count`; None: up to the end. Raises InputError where there are none."""
     check_whole(start=start, frames=frames)
     if not 0 <= start < count:
         raise InputError(f"start={start} is no frame of this clip: it has {count}, numbered from 0")
@@ -111,7 +115,7 @@ def check_part(start: int, frames: int | None, count: int) -> range:
 
 
 def check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raises InputError where frames of this shape and type cannot be written into `out`."""
+    """Refuse an `out` that cannot hold frames of this shape and type. Raises InputError."""
     check_dense(out, "out")
     if (tuple(out.shape), out.dtype, out.device.type) != (shape, dtype, "cpu"):
         given = f"{out.dtype} {list(out.shape)} on {out.device}"
@@ -119,7 +123,14 @@ def check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 def check_latent(latent: Tensor, channels: int, still: bool = False) -> Tensor:
-    """[C, T, h, w], or if `still` [B, C, h, w], or [B, C, T, h, w] -> the latter. Raises InputError."""
+    """Check a latent and return it as [B, C, T, h, w].
+
+    Args:
+        latent: [C, T, h, w], or if `still` [B, C, h, w], or [B, C, T, h, w]; floats.
+
+    Raises:
+        InputError: another shape or type, no values, or NaN or Inf.
+    """
     if not isinstance(latent, Tensor) or not latent.is_floating_point():
         raise InputError(f"a latent is a tensor of floats, not {_kind(latent)}")
     check_dense(latent, "a latent")
@@ -138,7 +149,7 @@ def check_latent(latent: Tensor, channels: int, still: bool = False) -> Tensor:
 
 
 def check_frame(program: Program, height: int, width: int) -> None:
-    """Raises InputError where latents of these rows and columns are too small for what lies around a frame."""
+    """Refuse latents of fewer rows or columns than the network's border handling needs. Raises InputError."""
     least = program.style.least
     if min(height, width) < least:
         raise InputError(f"this VAE's borders reflect the frame: it takes at least {least}x{least} latent pixels, not "
@@ -146,7 +157,7 @@ def check_frame(program: Program, height: int, width: int) -> None:
 
 
 def check_dense(value: Tensor, what: str) -> None:
-    """Raises InputError where a tensor does not hold its values one beside the other: sparse, nested and meta ones."""
+    """Refuse a tensor that is no plain array of values: sparse, nested and meta ones. Raises InputError."""
     if value.is_nested:
         raise InputError(f"{what} is one tensor, not a nested one: give its parts one by one (unbind)")
     if value.is_meta:
@@ -162,9 +173,17 @@ def _kind(value: object) -> str:
 def check_video(
     video: Tensor, spatial: int, still: bool = False, colours: int = 3, any_range: bool = False
 ) -> Tensor:
-    """[F, H, W, 3], or if `still` [B, H, W, 3], or [B, F, H, W, 3] -> the latter; `spatial` pixels per side are the
-    least. colours: of a pixel; those missing from RGB are full. any_range: also of another range than 0..1. Raises
-    InputError."""
+    """Check frames and return them as [B, F, H, W, colours].
+
+    Args:
+        video: [F, H, W, 3], or if `still` [B, H, W, 3], or [B, F, H, W, 3]; floats in 0..1 or uint8.
+        spatial: the least height and width in pixels.
+        colours: channels of a pixel; where RGB lacks one (alpha), it is filled with the full value.
+        any_range: also take values of another range than 0..1.
+
+    Raises:
+        InputError: another shape, type or range, or NaN or Inf.
+    """
     if not isinstance(video, Tensor) or not (video.is_floating_point() or video.dtype == torch.uint8):
         raise InputError(f"video frames are a tensor of floats in 0..1 or of bytes (uint8), not {_kind(video)}")
     check_dense(video, "a video")
@@ -186,13 +205,13 @@ def check_video(
 
 
 def check_range(frames: Tensor) -> None:
-    """Raises InputError where frames are clearly not in 0..1; see `out_of_range`."""
+    """Refuse frames that are clearly not in 0..1; see `out_of_range`. Raises InputError."""
     if why := out_of_range(frames):
         raise InputError(why)
 
 
 def out_of_range(frames: Tensor) -> str | None:
-    """Say what is wrong with frames that are clearly not in 0..1; None for bytes, and for values a little outside.
+    """Return the fault of frames that are clearly not in 0..1; None for bytes, and for values a little outside.
 
     Args:
         frames: any shape, finite floats or uint8.

@@ -29,7 +29,7 @@ from .run.progress import Cancel, Progress
 from .run.results import Finished, Kept, Stream
 from .video import StreamVideo, TensorVideo
 
-#: Results that a stream in blended tiles makes at least at once.
+#: The fewest results that a stream in blended tiles makes at once.
 BLOCK = 16
 
 
@@ -41,7 +41,7 @@ class VideoVAE(Core, DocumentedMethods):
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> VideoVAE:
-        """With weights of its own, and nothing packed."""
+        """Return a copy with weights of its own and nothing packed."""
         other = copy.copy(self)
         other._separate()
         other.model = other._loaded = copy.deepcopy(self.model, memo)
@@ -52,8 +52,12 @@ class VideoVAE(Core, DocumentedMethods):
     # -- decode ---------------------------------------------------------------------------------------------------
 
     def plan_decode(self, latents: int, height: int, width: int, **options: Any) -> Plan:
-        """The plan `decode` follows now for clips of [C, latents, height, width] latents, or so many pictures; options:
-        of `Request`."""
+        """Return the plan that `decode` would follow now.
+
+        Args:
+            latents, height, width: latent frames (or pictures), latent rows and columns.
+            options: as for `Request`.
+        """
         side = self.architecture.side
         return self._plan("decoder", (latents, side * height, side * width), Request(**options))
 
@@ -76,22 +80,32 @@ class VideoVAE(Core, DocumentedMethods):
         any_vae: bool = False,
         **options: Any,
     ) -> Tensor:
-        """Host-scaled latent [B, C, T, h, w] (or [C, T, h, w]) -> frames [B, t(T-1)+1, s*h, s*w, 3] in 0..1.
+        """Decode host-scaled latents to frames.
 
-        s, t: `spatial`, `temporal`. A VAE of pictures (t = 1) gives each latent a frame of its own and takes
-        [B, C, h, w] too.
-        options: those of `Request`: tiling, tile, overlap, chunk, vram_gb, ram_gb and output.
-        progress(done, total) after each chunk; cancel() true raises Cancelled. on_plan(plan) tells of the plan that is
-        about to run, once more where another one takes over. plan: one made for this call, which runs if it still fits.
-        out: a host tensor of the result's shape and type to write into, for looking at frames while the run goes on.
-        start, frames: only frames [start, start + frames) of each clip (None: up to its end), with the bits that they
-        have in the whole.
-        seed, noise, timestep: of decoders that take them; noise is a share of the latents' values, and None is what the
-        file says, else what ComfyUI takes, or for the seed 0. The same noise whatever the chunks.
-        devices: GPUs that share the work, with the same bits: a list of names (or one string with commas), "all", or
-        None or "auto", the VAE's own alone. GPUs of different kinds are refused unless mixed_devices is true.
-        any_vae: take a latent whose note (`latent_note`; of `encode`, or of a file) names another VAE.
-        Raises InputError on a wrong latent or option, PlanError when nothing fits the target.
+        Args:
+            latent: [B, C, T, h, w] or [C, T, h, w]; a VAE of pictures (t = 1) gives each latent a frame of its own and
+                takes [B, C, h, w] too.
+            progress: progress(done, total), called after each chunk.
+            cancel: cancel() returning true raises Cancelled.
+            on_plan: called with the plan that is about to run, and again where another one takes over.
+            plan: one made for this call, which runs if it still fits.
+            out: a host tensor of the result's shape and type to write into, for looking at frames during the run.
+            start, frames: decode only frames [start, start + frames) of each clip (None: up to its end), with the bits
+                that they have in the whole.
+            seed, noise, timestep: for decoders that take them. noise is a share of the latents' values; None is the
+                value in the file, else ComfyUI's, or for the seed 0. The noise does not depend on the chunks.
+            devices: GPUs that share the work, with the same bits: a list of names (or one string with commas), "all",
+                or None or "auto" for the VAE's own alone.
+            mixed_devices: allow GPUs of different kinds, which are refused otherwise.
+            any_vae: take a latent whose note (`latent_note`; set by `encode`, or read from a file) names another VAE.
+            options: those of `Request`: tiling, tile, overlap, chunk, vram_gb, ram_gb and output.
+
+        Returns:
+            [B, t(T-1)+1, s*h, s*w, 3] in 0..1; s, t: `spatial`, `temporal`.
+
+        Raises:
+            InputError: a wrong latent or option.
+            PlanError: nothing fits the target.
         """
         request = Request(**options)
         latent_note.check(latent_note.found(latent), self, any_vae)
@@ -135,14 +149,13 @@ class VideoVAE(Core, DocumentedMethods):
         any_vae: bool = False,
         **options: Any,
     ) -> Iterator[Tensor]:
-        """The frames of `decode`, for one clip, as they are finished: [1, f, s*h, s*w, 3], f >= 1, each to be kept or
-        forgotten by the caller.
+        """Yield the frames of `decode`, for one clip, as they are finished: [1, f, s*h, s*w, 3], f >= 1.
 
-        Takes what `decode` takes, and latents that are read when they are needed (files/latents.LatentFile). Frames of
-        a few chunks are in memory at any time; with blended tiles as many as one of them depends on. Several devices
-        take turns: each makes a segment, and finished frames wait for theirs in a quarter of the free host memory at
-        most (in ram_gb, where that is less); the report says how many. Ending the iterator early frees all that the run
-        holds, on every device.
+        Takes the arguments of `decode`, and latents that are read when they are needed (files/latents.LatentFile). The
+        yielded tensors are the caller's. Frames of a few chunks are in memory at any time; with blended tiles as many
+        as one of them depends on. Several devices take turns: each makes a segment, and finished frames wait for theirs
+        in a quarter of the free host memory at most (in ram_gb, where that is less); the report says how many. Ending
+        the iterator early frees everything that the run holds, on every device.
         """
         request = Request(**options)
         if self.architecture.still:
@@ -172,17 +185,19 @@ class VideoVAE(Core, DocumentedMethods):
                 self._reported(vae)
 
     def _reported(self, vae: Core) -> None:
-        """This VAE's last report is that of `vae`, if it has one: it may be this one at another timestep."""
+        """Make the last report of `vae`, if it has one, this VAE's: `vae` may be a copy at another timestep."""
         if vae.last_report is not None:
             self._own.report = vae.last_report
 
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
-        """The network as it is: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.
+        """Run the network alone: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.
 
-        chunk: latents per step, frames: frames per step after the temporal upsamplers (0: all at once).
+        Args:
+            chunk: latents per step (0: all at once).
+            frames: frames per step after the temporal upsamplers (0: all at once).
         """
         z = check_latent(z, self.latent_channels, self.architecture.still)
-        if self.architecture.own is not None:  # nothing is unscaled there, or not clamped
+        if self.architecture.own is not None:  # such networks have no unscaled or unclamped form
             return self.decode(z).movedim(-1, 1).to(self.device)
         if self.model.packing is not None:
             z = self.model.packing.unpack(z)
@@ -196,8 +211,13 @@ class VideoVAE(Core, DocumentedMethods):
     def plan_encode(
         self, latents: int, height: int, width: int, rest: tuple[int, int] = (0, 0), **options: Any
     ) -> Plan:
-        """The plan `encode` follows now for frames that become [C, latents, height, width] latents, and leave `rest`
-        rows and columns of pixels that fill none; options: of `Request`."""
+        """Return the plan that `encode` would follow now.
+
+        Args:
+            latents, height, width: latent frames, rows and columns that the frames become.
+            rest: rows and columns of pixels left over, which fill no latent.
+            options: as for `Request`.
+        """
         self._need_encoder()
         side = self.architecture.side
         return self._plan("encoder", (latents, side * height, side * width), Request(**options), rest)
@@ -216,14 +236,19 @@ class VideoVAE(Core, DocumentedMethods):
         any_range: bool = False,
         **options: Any,
     ) -> Tensor:
-        """Frames [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8) -> host-scaled latent [B, C, T, H//s, W//s].
+        """Encode frames to a host-scaled latent [B, C, T, H//s, W//s], T = (F - 1) // t + 1.
 
-        T = (F - 1) // t + 1; frames beyond t(T - 1) + 1 are not read. A VAE of pictures takes [B, H, W, 3] for B clips
-        of one frame; one with transparency takes [..., 4], and frames without are opaque. seed None gives the mean, a
-        seed a sample. The latent has a note of this VAE on it (`latent_note`), which `write_latent` keeps. Values a
-        little outside 0..1, as sharpening makes them, are encoded as they are; frames clearly of another range (a value
-        above 2, or 1 % of them below -0.1) are an InputError unless any_range is true.
-        Options (but no output) and errors as in `decode`.
+        Frames beyond t(T - 1) + 1 are not read. The latent carries a note of this VAE (`latent_note`), which
+        `write_latent` keeps.
+
+        Args:
+            video: [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8). A VAE of pictures takes [B, H, W, 3] for B clips
+                of one frame; one with transparency takes [..., 4], and frames without an alpha channel are opaque.
+            seed: None gives the mean, a number a sample.
+            any_range: take frames of any range. Otherwise values a little outside 0..1, as sharpening makes them, are
+                encoded as they are, and frames clearly of another range (a value above 2, or 1 % of them below -0.1)
+                are an InputError.
+            options: as in `decode`, without output. Errors are those of `decode`.
         """
         self._need_encoder()
         check_seed(seed)
@@ -234,7 +259,7 @@ class VideoVAE(Core, DocumentedMethods):
         return latent_note.marked(self._sampled(moments, seed, None), latent_note.note_of(self))
 
     def _left_out(self, frames: int | None) -> None:
-        """Have the report say how many frames at the end fill no latent."""
+        """Record in the report how many frames at the end fill no latent."""
         if frames and self.last_report is not None:
             self.last_report.dropped = max(0, frames - self.frames(self.architecture.latents(frames)))
 
@@ -242,7 +267,7 @@ class VideoVAE(Core, DocumentedMethods):
         self, x: Tensor, request: Request, told: Told, devices: Devices = None, mixed: bool = False,
         plan: Plan | None = None,
     ) -> Tensor:  # fmt: skip
-        """Frames, checked, to moments [B, 2C, T, h, w]."""
+        """Encode checked frames to moments [B, 2C, T, h, w]."""
         still, s = self.architecture.still, self.architecture.spatial
         given = TensorVideo(x, still)
         latents = self.architecture.latents(given.count)
@@ -254,7 +279,7 @@ class VideoVAE(Core, DocumentedMethods):
         return moments[0].unflatten(1, x.shape[:2]).transpose(0, 1) if still else moments
 
     def _sampled(self, moments: Tensor, seed: int | None, noise: Tensor | None) -> Tensor:
-        """Moments [B, 2C, T, h, w] -> host-scaled latents; see Network.sample."""
+        """Turn moments [B, 2C, T, h, w] into host-scaled latents; see Network.sample."""
         latent = self.model.sample(moments, seed, noise)
         if self.model.packing is not None:
             latent = self.model.packing.pack(latent)
@@ -275,16 +300,20 @@ class VideoVAE(Core, DocumentedMethods):
         any_range: bool = False,
         **options: Any,
     ) -> Iterator[Tensor]:
-        """The latents of `encode`, for one clip whose frames come from an iterable: [1, C, t, h, w], t >= 1, as they
-        are finished.
+        """Yield the latents of `encode` as they are finished, [1, C, t, h, w], t >= 1, for one clip given as an
+        iterable.
 
-        frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed. count: of all of them,
-        where it is known (another number is an InputError): for the total that `progress` is told (else 0), and needed
-        with a seed, whose noise is drawn for the whole latent at once. Frames of a few chunks are in memory at any
-        time, and so many as a latent depends on. devices, mixed_devices: as for `encode`, with the count; each device
-        makes a segment at a time, for which frames wait in a quarter of the free host memory at most (in ram_gb, where
-        that is less), and those that the first latent of one depends on. Ending the iterator early frees all that the
-        run holds. any_range, and the note on each latent: as for `encode`.
+        Frames of a few chunks are in memory at any time, and as many as a latent depends on. Ending the iterator early
+        frees everything that the run holds. Other arguments, and the note on each latent, are as for `encode`.
+
+        Args:
+            frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed.
+            count: the number of all frames, where it is known (another number is an InputError). It makes the total
+                that `progress` gets (else 0). A seed needs it, because its noise is drawn for the whole latent at once,
+                and so do several devices.
+            devices, mixed_devices: as for `encode`, with the count; each device makes a segment at a time, for which
+                frames wait in a quarter of the free host memory at most (in ram_gb, where that is less), and those that
+                the first latent of a segment depends on.
         """
         self._need_encoder()
         if self.architecture.still:
@@ -322,16 +351,21 @@ class VideoVAE(Core, DocumentedMethods):
         self._left_out(video.count)
 
     def _block(self, half: str) -> int:
-        """Results that a stream in blended tiles makes at once: no fewer than each of them depends on, so that what is
-        made for that alone does not take longer than they do. 0: all, where each depends on all."""
+        """Return how many results a stream in blended tiles makes at once; 0: all, where each result depends on all.
+
+        A block has no fewer results than each of them depends on, so that computing those dependencies alone does not
+        take longer than the results.
+        """
         program = getattr(self.model, half).program
         reach = sum(program.reach)
         return 0 if math.isinf(reach) else max(math.ceil(reach * program.rate), BLOCK)
 
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
-        """The network as it is: [B, 3, F, H, W] in -1..1 -> moments [B, 2C, T, h, w], on the VAE's device.
+        """Run the network alone: [B, 3, F, H, W] in -1..1 -> moments [B, 2C, T, h, w], on the VAE's device.
 
-        chunk: latents per step, frames: frames per step before the first downsampler (0: all at once).
+        Args:
+            chunk: latents per step (0: all at once).
+            frames: frames per step before the first downsampler (0: all at once).
         """
         self._need_encoder()
         c = self.colours[0]

@@ -1,4 +1,4 @@
-"""Frames that an encode reads: those of a tensor, or of a stream as it comes."""
+"""Input frames of an encode: those of a tensor, or of a stream as it comes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .request import check_video
 
 
 class TensorVideo:
-    """All of a tensor [B, F, H, W, 3], checked."""
+    """Frames of a checked tensor [B, F, H, W, 3]."""
 
     def __init__(self, video: Tensor, still: bool = False) -> None:
         """still: pictures, which are frames of one clip."""
@@ -26,31 +26,31 @@ class TensorVideo:
 
     @property
     def all(self) -> Tensor:
-        """Of every clip."""
+        """Return the frames of every clip."""
         return self._video
 
     def of(self, clips: slice) -> TensorVideo:
-        """Some of the clips."""
+        """Return some of the clips."""
         return self if self._still else TensorVideo(self._video[clips])  # pictures are frames of one clip
 
     def frames(self, clip: int, first: int, end: int) -> Tensor:
         return self._video[clip, first:end]
 
     def sample(self) -> Tensor:
-        """What calibration takes samples from, [F, H, W, 3]."""
+        """Return the frames that calibration takes samples from, [F, H, W, 3]."""
         return self._video[0]
 
     def fill(self, end: int) -> None:
-        """All frames are there."""
+        """Do nothing: all frames are there."""
 
     def drop(self, first: int) -> None:
-        """None is let go."""
+        """Do nothing: no frame is released."""
 
 
 class StreamVideo:
     """One clip's frames as an iterator gives them: [H, W, C] or [f, H, W, C] each, all of one size and type.
 
-    `fill` takes what is asked for from the iterator, `drop` lets go of it; `frames` may be called by any thread.
+    `fill` takes frames from the iterator, `drop` releases them; `frames` may be called by any thread.
     """
 
     batch = 1
@@ -59,12 +59,13 @@ class StreamVideo:
         self, frames: Iterable[Tensor], spatial: int, count: int | None = None, colours: int = 3,
         any_range: bool = False,
     ) -> None:  # fmt: skip
-        """count: of all frames, where it is known. colours: C. Raises InputError, now or later, as check_video."""
+        """count: of all frames, where it is known. colours: C. Raises InputError as `check_video` does, now or when
+        later frames come."""
         self._coming: Iterator[Tensor] | None = iter(frames)
         self._spatial, self._colours, self._any_range = spatial, colours, any_range
         self._pieces: deque[Tensor] = deque()
         self._changing = threading.Lock()
-        #: Frames in front of the first piece, and of all pieces together with those.
+        #: The number of the first piece's first frame, and the number after the last piece's last frame.
         self._first = self._end = 0
         self.count = count
         self.fill(1)
@@ -77,15 +78,15 @@ class StreamVideo:
         return 1, self.count or 0, self.height, self.width
 
     def of(self, clips: slice) -> StreamVideo | SharedVideo:
-        """For a device alone, or for one of several."""
+        """Return the stream for one device alone, or for one of several."""
         return self if clips == slice(None) else SharedVideo(self)
 
     def has(self, end: int) -> bool:
-        """Whether frames in front of number `end`, or all there are, have been taken."""
+        """Return True if the frames before number `end`, or all there are, have been taken."""
         return self._end >= end or self._coming is None or self._end == self.count
 
     def fill(self, end: int) -> None:
-        """Have the frames in front of number `end`, or all there are."""
+        """Take the frames before number `end`, or all there are, from the iterator."""
         while self._end < end and self._coming is not None:
             piece = next(self._coming, None)
             if piece is None:
@@ -97,7 +98,7 @@ class StreamVideo:
                 self._end += len(piece)
 
     def end(self) -> None:
-        """All are made of: raises InputError where more come than were announced."""
+        """Check, after the last result, that no more frames come than were announced; raises InputError otherwise."""
         if self.count is not None:
             self.fill(self.count + 1)
             if self._end > self.count:
@@ -124,7 +125,7 @@ class StreamVideo:
         return piece
 
     def drop(self, first: int) -> None:
-        """Let go of frames in front of number `first`."""
+        """Release the frames before number `first`."""
         with self._changing:
             while len(self._pieces) > 1 and self._first + len(self._pieces[0]) <= first:
                 self._first += len(self._pieces.popleft())
@@ -144,7 +145,7 @@ class StreamVideo:
 
 
 class SharedVideo:
-    """Frames of a stream that several devices read, and someone else takes and lets go."""
+    """Frames of a stream that several devices read; its owner takes and releases them."""
 
     batch = 1
 
@@ -153,7 +154,7 @@ class SharedVideo:
         self.frames, self.sample = video.frames, video.sample
 
     def fill(self, end: int) -> None:
-        """They are there."""
+        """Do nothing: the frames are there."""
 
     def drop(self, first: int) -> None:
-        """None is let go."""
+        """Do nothing: no frame is released."""
