@@ -147,7 +147,7 @@ def network_of(model: str) -> tuple[Architecture, object] | None:
     found, named = KNOWN.find(model), by_file(model)
     if found is None and (named is None or KNOWN.is_foreign(model)):
         return None
-    return found or (named, named.published.config)
+    return found or (named, named.published.sizes(model))
 
 
 def channels_of(model: str) -> int:

@@ -74,6 +74,12 @@ class Published:
     metadata: tuple[tuple[str, str], ...] = ()
     #: Random weights, for benchmarks without its files.
     draws: Draws = Draws()
+    #: Published files of the family with other sizes: (regular expression for their names, sizes).
+    others: tuple[tuple[str, Any], ...] = ()
+
+    def sizes(self, file: str) -> Any:
+        """Return the sizes of the networks in a published file of this name."""
+        return next((sizes for name, sizes in self.others if re.search(name, file, re.IGNORECASE)), self.config)
 
 
 @dataclass(frozen=True)

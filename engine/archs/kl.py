@@ -237,7 +237,7 @@ SD = _architecture(
 FLUX = _architecture(
     KeySet("flux", ((_UP, "decoder.conv_in.weight"), (_DOWN, "encoder.conv_in.weight"))),
     published=Published(
-        "Flux", Config(_WIDTHS, _WIDTHS), r"\bae\.(safetensors|gguf)|flux|sd3|z[ _.-]*image|chroma|lumina",
+        "Flux", Config(_WIDTHS, _WIDTHS), r"\bae\.(safetensors|gguf)|flux|sd3|z[ _.-]*image|chroma|lumina|netayume",
         ("flux", "sd3", "z-image"),
     ),
     several=True,  # of Flux and SD3
@@ -245,5 +245,10 @@ FLUX = _architecture(
 FLUX2 = _architecture(
     KeySet("flux2", tuple(("bn.running_mean", "bn.running_var", layer) for layer in (_UP, _DOWN))),
     packing=lambda config: ("bn", PackedLatents(config.latent_channels)),
-    published=Published("Flux.2", Config(_WIDTHS, _WIDTHS, 32, 32, quantised=True), r"flux[ _.-]*2", ("flux.2",)),
+    published=Published(
+        "Flux.2", Config(_WIDTHS, _WIDTHS, 32, 32, quantised=True), r"flux[ _.-]*2|full[ _.-]*encoder[ _.-]*small",
+        ("flux.2",),
+        others=((r"small[ _.-]*decoder|vae[ _.-]*small",
+                 Config(_WIDTHS, (96, 192, 384, 384), 32, 32, quantised=True)),),
+    ),
 )  # fmt: skip

@@ -371,7 +371,11 @@ ARCHITECTURE = Architecture(
         ),
     ),
     PIXELS, FRAMES, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
-    published=Published("LTX-2.3", _published(), r"ltx|ltxv", ("ltx", "ltxv", "ltx-video"), (("config", _metadata()),)),
+    published=Published(
+        # LTX-2.5 comes with a diffusion decoder, which is another network, or with this one ("conv").
+        "LTX-2.3", _published(), r"ltx(?![a-z _.-]*2[._]?5(?!.*conv))", ("ltx", "ltxv", "ltx-video"),
+        (("config", _metadata()),),
+    ),
     # The largest convolutions work at a quarter of the full size.
     step_pixels=16 << 20, described=Config.described,
 )  # fmt: skip

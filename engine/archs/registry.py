@@ -18,8 +18,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 DEFAULT = ARCHITECTURES[0]
 #: Search terms for all published VAEs.
 WORDS = tuple(dict.fromkeys(word for a in ARCHITECTURES if a.published for word in a.published.words))
-#: Parts of the names of reduced decoders, which differ from the networks they are named after.
-_REDUCED = re.compile(r"tae|lighttae|lightvae", re.IGNORECASE)
+#: Parts of the names of files that hold another network than the family they are named after: reduced decoders, audio,
+#: and layers that ComfyUI has quantised, which its own code runs.
+_NOT_THE_FAMILY = re.compile(r"tae|lighttae|lightvae|audio|convrot", re.IGNORECASE)
 #: Families that read the latents of another one: LTX-2.5's two decoders share one encoder and one set of statistics,
 #: LTX-2.3's; Stable Video Diffusion's decoder was trained on Stable Diffusion's encoder.
 _SPACES = {"ltx-diffusion": "ltx", "svd": "sd"}
@@ -140,7 +141,7 @@ def by_file(file: str) -> Architecture | None:
     """Return the architecture whose published VAE has files of this name, or None; used before a file is read. Later
     families are tested first: their files' names contain those of earlier ones ("wan" in Wan 2.2's)."""
     known = (a for a in reversed(ARCHITECTURES) if a.published and re.search(a.published.files, file, re.IGNORECASE))
-    return None if _REDUCED.search(file) else next(known, None)
+    return None if _NOT_THE_FAMILY.search(file) else next(known, None)
 
 
 def find_key_set(names: Iterable[str]) -> KeySet | None:

@@ -136,13 +136,18 @@ def _architecture(keys: KeySet, spatial: int, published: Published) -> Architect
     return Architecture(keys, spatial, 4, 1.0, configure, encoder, decoder, native="bf16", published=published)
 
 
+_WIDTHS = (96, 192, 384, 384)
 WAN21 = _architecture(
     KeySet("wan2.1", tuple(
         (f"{half}.middle.0.residual.0.gamma", f"{half}.middle.1.to_qkv.weight") for half in ("decoder", "encoder")
     )),
     8,
     Published(
-        "Wan 2.1", Config((96, 192, 384, 384), (96, 192, 384, 384)), r"wan|qwen[ _.-]*image", ("wan", "qwen")
+        "Wan 2.1", Config(_WIDTHS, _WIDTHS),
+        # Qwen-Image 2.1's VAE is another network.
+        r"wan|qwen[ _.-]*image(?![ _.-]*2[._]?1(?!\d))|ming[ _.-]*image|marigold[ _.-]*v2", ("wan", "qwen"),
+        others=((r"qwen[ _.-]*image[ _.-]*layered|ming[ _.-]*image",
+                 Config(_WIDTHS, _WIDTHS, encoder_colours=4, decoder_colours=4)),),
     ),
 )
 WAN22 = _architecture(

@@ -16,7 +16,7 @@ from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.precision import modes
 from zerowaste_vae.engine.request import TILINGS
 from zerowaste_vae.nodes import planning
-from zerowaste_vae.nodes.planning import KNOWN, LIMITS, Known, Question, answer
+from zerowaste_vae.nodes.planning import KNOWN, LIMITS, Known, Question, answer, network_of
 
 GIB = 1 << 30
 CPU = Machine(torch.device("cpu"), None, 4 * GIB)
@@ -152,7 +152,12 @@ def test_what_does_not_fit_says_what_would(tiny):
         ("ema_vae_fp16.safetensors", "SeedVR2"), ("seedvr2_ema_vae_fp16.safetensors", "SeedVR2"),
         ("wan_2.1_vae.safetensors", "Wan 2.1"), ("Wan2_1_VAE_bf16.safetensors", "Wan 2.1"),
         ("qwen_image_vae.safetensors", "Wan 2.1"), ("wan2.2_vae.safetensors", "Wan 2.2"),
-        ("Wan2_2_VAE_bf16.safetensors", "Wan 2.2"),
+        ("Wan2_2_VAE_bf16.safetensors", "Wan 2.2"), ("qwen_image_2512_vae.safetensors", "Wan 2.1"),
+        ("ming_image_vae_bf16.safetensors", "Wan 2.1"), ("marigold_v2_albedo_vae.safetensors", "Wan 2.1"),
+        ("ltx-2.3-22b-dev-fp8.safetensors", "LTX-2.3"), ("ltx-video-2b-v0.9.5.safetensors", "LTX-2.3"),
+        ("ltx-2.5-video-vae-conv-bf16.safetensors", "LTX-2.3"),
+        ("full_encoder_small_decoder.safetensors", "Flux.2"), ("flux2-vae_small.safetensors", "Flux.2"),
+        ("NetaYumev35_pretrained_all_in_one.safetensors", "Flux"),
     ],
 )  # fmt: skip
 def test_a_file_nobody_read_yet_is_planned_as_the_published_one_of_its_name(name, title):
@@ -161,9 +166,28 @@ def test_a_file_nobody_read_yet_is_planned_as_the_published_one_of_its_name(name
     assert found["fits"]
 
 
+def test_published_files_of_other_sizes_are_planned_with_their_own():
+    assert network_of("qwen_image_vae.safetensors")[1].decoder_colours == 3
+    for name in ("qwen_image_layered_vae.safetensors", "ming_image_vae_bf16.safetensors"):
+        sizes = network_of(name)[1]
+        assert (sizes.encoder_colours, sizes.decoder_colours) == (4, 4), name
+    assert network_of("flux2-vae.safetensors")[1].decoder_widths == (128, 256, 512, 512)
+    for name in ("full_encoder_small_decoder.safetensors", "flux2-vae_small.safetensors"):
+        sizes = network_of(name)[1]
+        assert (sizes.encoder_widths, sizes.decoder_widths) == ((128, 256, 512, 512), (96, 192, 384, 384)), name
+
+
+# The last ones are named after a family that runs, but hold another network, or layers that ComfyUI itself runs.
 @pytest.mark.parametrize(
-    "name", ["", "never loaded", "stage_a.safetensors", "taew2_1.safetensors", "lighttaew2_2.pth"]
-)
+    "name",
+    [
+        "", "never loaded", "stage_a.safetensors", "taew2_1.safetensors", "lighttaew2_2.pth",
+        "qwen_image_2.1_vae_bf16.safetensors", "Qwen-Image-2.1-VAE.safetensors", "ltx-2.5-video-vae-bf16.safetensors",
+        "ltx-2.5-22b-dev.safetensors", "LTX2.5_audio_vae_conv.safetensors", "ltx-2.3-audio-vae.safetensors",
+        "minimax_h3_video_vae_int8_convrot.safetensors", "minimax_h3_audio_vae.safetensors", "svd_xt.safetensors",
+        "cogvideox_vae.safetensors", "mage_flow_vae_bf16.safetensors",
+    ],
+)  # fmt: skip
 def test_there_is_no_plan_for_what_nobody_knows(name):
     assert answer(Question(model=name, width=64, height=64, frames=1), CPU) == {
         "unknown": True, "host": False, "model": name,
