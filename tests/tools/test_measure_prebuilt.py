@@ -1,0 +1,57 @@
+"""What the tool asks of its processes, and what it makes of their answers; they need a GPU."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def tool(load_tool):
+    return load_tool("measure_prebuilt")
+
+
+def answers(tool, monkeypatch, digests):
+    """Processes that answer with the digest of (family, half, whether Triton ran it)."""
+    asked = []
+
+    def child(ask, **environment):
+        asked.append((ask, environment))
+        digest = digests(ask)
+        return {"seconds": [9.0, 2.0, 2.0], "steady": 2.0, "ms_frame": 95.0, "digest": digest, "fused": bool(digest),
+                "ran": "x", "us_launch": 12.5}  # fmt: skip
+
+    monkeypatch.setattr(tool, "child", child)
+    return asked
+
+
+def test_other_bits_are_found(tool, monkeypatch, capsys):
+    other = ("flux", "encode", True)
+    answers(tool, monkeypatch, lambda ask: str((ask["family"], ask["half"], ask["triton"]) == other))
+    assert tool.main(["--forms", "A", "--families", "wan2.1", "--quick"]) == 0
+    assert tool.main(["--forms", "A", "--families", "wan2.1,flux", "--quick"]) == 1
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["equal"] for line in lines] == [True, True, True, True, True, False]
+
+
+def test_what_does_not_run_fused_proves_nothing(tool, monkeypatch, capsys):
+    answers(tool, monkeypatch, lambda ask: "")
+    assert tool.main(["--forms", "C", "--families", "ltx", "--quick"]) == 0
+    assert [json.loads(line)["equal"] for line in capsys.readouterr().out.splitlines()] == [None, None]
+
+
+def test_first_decodes_share_a_new_cache_of_the_drivers(tool, monkeypatch, capsys):
+    asked = answers(tool, monkeypatch, lambda ask: "same")
+    assert tool.main(["--forms", "C", "--families", "ltx"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert found["seconds beyond a steady decode"] == {"installation": 7.0, "process": 7.0} and found["equal"]
+    assert [ask["triton"] for ask, _ in asked[:3]] == [False] * 3
+    caches = [environment.get("CUDA_CACHE_PATH") for _, environment in asked[:3]]
+    assert len(set(caches)) == 1 and caches[0]
+    assert not any(environment for ask, environment in asked if ask["triton"])
+
+
+@pytest.mark.parametrize("arguments", [["--forms", "D"], ["--families", "nobody"]])
+def test_other_names_are_refused(tool, capsys, arguments):
+    with pytest.raises(SystemExit):
+        tool.main(arguments)
+    assert "is none of" in capsys.readouterr().err
