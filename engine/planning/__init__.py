@@ -1,1 +1,1 @@
-"""Which chunks, steps, tiles and parking keep a run below a memory target, and what they take."""
+"""Choose chunks, steps, tiles and parking that keep a run below a memory target, and compute the memory they need."""

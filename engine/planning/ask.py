@@ -1,4 +1,4 @@
-"""What the planner is asked for."""
+"""Question that a planner answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import torch
 
 @dataclass(frozen=True)
 class Ask:
-    """What is to be planned; sizes in latents and latent pixels."""
+    """Question to the planner.
+
+    half: "decoder" or "encoder". latents: of the clip. height, width: of the frame, in latent pixels. chunk: latents of
+    a chunk that the user asked for (0: the planner chooses). output: type of the results. band: rows of exact tiles
+    that the user asked for, in pixels (0: none). host: bytes of host memory for parked histories (None: no limit, 0:
+    none). rest: rows and columns of pixels that fill no latent pixel. check: called between dry runs; may raise."""
 
     half: str
     latents: int
@@ -22,5 +27,5 @@ class Ask:
     host: int | None
     rest: tuple[int, int]
     check: Callable[[], None]
-    #: Raises the target, for refusals.
+    #: Name of the option that raises the target, for refusals.
     option: str = "vram_gb"

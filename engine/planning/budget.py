@@ -1,4 +1,4 @@
-"""How much memory a run may use."""
+"""Memory limits of a run, from the user's options and the machine."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ..request import Request
 from ..run.pinned import POOL
 from ..run.plan import Plan
 
-#: Of the whole card, when the user names no target: 13 of 16 GB.
+#: Default target as a part of the whole card, when the user names none: 13 of 16 GB.
 DEFAULT_SHARE = 0.8125
-#: Of the card, at most MARGIN_BYTES, that stays free beside what is measured as used. A driver that may fill up system
-#: memory instead of failing (the default on Windows) begins to do so before the card is full, and is then many times
-#: slower.
+#: Part of the card, at most MARGIN_BYTES, that stays free in addition to what is measured as used. A driver that may
+#: spill into system memory instead of failing (the default on Windows) begins to do so before the card is full, and is
+#: then many times slower.
 MARGIN_SHARE = 0.05
 MARGIN_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes that a plan may take.
+    """Limits in bytes that a plan must keep.
 
-    target: on the device, weights included; None: no limit. room: up to which "auto" may raise that; None: it may not.
-    host: of histories that wait in host memory; None: no limit, 0: none may, as on a CPU. option: the one that raises
-    the target, for refusals.
+    target: bytes on the device, weights included; None: no limit. room: bytes up to which "auto" may raise the target;
+    None: it may not. host: bytes of histories parked in host memory; None: no limit, 0: no parking, as on a CPU.
+    option: name of the option that raises the target, for refusals.
     """
 
     target: int | None = None
@@ -37,27 +37,28 @@ class Limits:
     option: str = "vram_gb"
 
     def shared(self, runs: int, device: torch.device) -> Limits:
-        """Of one among so many runs at once, each on a device of its own: the host's memory is for all of them."""
+        """Return the limits of one of `runs` simultaneous runs, each on its own device; they share host memory."""
         host = self.host and self.host // runs
         target = self.target // runs if self.target and device.type == "cpu" else self.target
         return replace(self, target=target, host=host)
 
     def below(self, size: int) -> Limits:
-        """With a peak of less than so many bytes on the device."""
+        """Return limits for a peak of less than `size` bytes on the device."""
         return replace(self, target=size - 1, room=None)
 
     def hold(self, plan: Plan) -> bool:
-        """Whether a plan that was made for others keeps within these."""
+        """Check that a plan made for other limits keeps these."""
         most = self.target if plan.raised is None else self.room
         return (most is None or plan.own_bytes <= most) and (self.host is None or plan.host_bytes <= self.host)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where runs are, in bytes; what is not given is not known, or not there.
+    """Memory of the machine that runs use, in bytes.
 
-    card: of the whole GPU; None: a CPU. half_ram: of the free host memory. others: what other processes hold on the
-    card. foreign: what this one holds there besides a run's own. held: a run's own weights, on a CPU.
+    card: size of the GPU's memory; None: a CPU. half_ram: half of the free host memory; None: unknown. others: bytes
+    that other processes hold on the card. foreign: bytes that this process holds on the device apart from the run's
+    own. held: bytes of the run's own weights, on a CPU.
     """
 
     device: torch.device
@@ -69,13 +70,18 @@ class Machine:
 
     @classmethod
     def bare(cls, device: torch.device, card: int | None) -> Machine:
-        """With the card as it is once all others have given theirs back; asks no GPU."""
+        """Return the machine with an empty card of `card` bytes; no GPU is queried."""
         return cls(device, card, _half_ram(device))
 
     @classmethod
     def now(cls, device: torch.device, held: int = 0, beside: int = 0) -> Machine:
-        """For a run that starts now. held: bytes of its own weights on the device. beside: of others of its VAE there,
-        as far as those are known."""
+        """Return the machine for a run that starts now.
+
+        Args:
+            device: where it runs.
+            held: bytes of its own weights on the device.
+            beside: bytes of the VAE's other weights on a device that is no GPU, as far as they are known.
+        """
         if device.type != "cuda":
             return cls(device, None, _half_ram(device), foreign=beside, held=held)
         free, total = torch.cuda.mem_get_info(device)
@@ -84,17 +90,17 @@ class Machine:
         return cls(device, total, _half_ram(device), others, foreign)
 
     def limits(self, request: Request) -> Limits:
-        """Of a run that asks for this."""
+        """Return the limits of a run with the memory options of this request."""
         r = request
         option = "vram_gb" if self.card is not None or r.vram_gb else "ram_gb"
         return Limits(self.target(r.vram_gb, r.ram_gb)[0], self.room(r.vram_gb), self.host(r.ram_gb), option)
 
     def target(self, vram_gb: float | None, ram_gb: float | None) -> tuple[int | None, str]:
-        """Bytes this process may reach on the device, weights included (None: nothing is known), and the name of where
-        that figure is from.
+        """Return the bytes that a run may use on the device, weights included (None: unknown), and the figure's origin.
 
-        A card: vram_gb or 81.25 % of it, never more than other processes leave less a margin, less what else this
-        process holds. A CPU: vram_gb, else ram_gb, else half of what is free.
+        On a card: vram_gb or 81.25 % of it, at most what other processes leave minus a margin, minus the bytes that
+        this process already holds for other things. On a CPU: vram_gb, else ram_gb, else half of what is free. The
+        origin is "vram_gb", "ram_gb", "card" or "half_ram".
         """
         if self.card is not None:
             most, source = (vram_gb * GIB, "vram_gb") if vram_gb else (DEFAULT_SHARE * self.card, "card")
@@ -104,13 +110,17 @@ class Machine:
         return None if self.half_ram is None else self.held + self.half_ram, "half_ram"
 
     def room(self, vram_gb: float | None) -> int | None:
-        """Bytes up to which the default target may be raised on a card: all that other processes leave less a margin,
-        less what else this process holds. None where the user named a target, and on a CPU."""
+        """Return the bytes up to which the default target may be raised on a card.
+
+        This is all that other processes leave minus a margin, minus the bytes that this process already holds for other
+        things. None where the user named a target, and on a CPU."""
         return None if vram_gb or self.card is None else self._reachable(math.inf)
 
     def host(self, ram_gb: float | None) -> int | None:
-        """Bytes of host memory in which a run may park histories, besides its result: ram_gb, else half of what is
-        free, or only kept for the next run; None where nothing can be found out."""
+        """Return the bytes of host memory in which a run may park histories, in addition to its result.
+
+        This is ram_gb, else half of what is free or only pooled for the next run; 0 on a CPU; None where the free
+        memory is unknown."""
         if self.device.type != "cuda":
             return 0
         return int(ram_gb * GIB) if ram_gb else self.half_ram

@@ -1,4 +1,4 @@
-"""Choose which kernels run a half of a model on a GPU: all of them from one prebuilt set, or by Triton, or none."""
+"""Choose the kernels that run a component on a GPU: all from one prebuilt set, all by Triton, or none."""
 
 from __future__ import annotations
 
@@ -21,23 +21,32 @@ from ..precision.modes import Mode
 from .fused_walk import FusedWalk
 from .launches import missing, needs, use_id
 
-#: Contexts that compile at the same time.
+#: Largest number of contexts that compile prebuilt kernels at the same time.
 HELPERS = 4
 
 
 class Choices:
-    """What runs the halves of one model on one device. Chosen once for each half, and again when what was chosen turns
-    out to fail."""
+    """Choice of kernels for the components of one model on one device.
+
+    It is made once for each component, and again when the chosen kernels turn out to fail."""
 
     def __init__(self, walk: FusedWalk, device: torch.device, mode: Mode, probe: bool = True) -> None:
-        """walk: of the model under its options, which say what is asked for. mode: what convolutions compute in. probe:
-        a GPU must have run a first kernel; without it nothing is run, and a GPU that has not been tried is trusted."""
+        """Prepare the choice; nothing is chosen yet.
+
+        Args:
+            walk: dry runs of the model; its options name the kernels that are asked for.
+            device: where the model runs.
+            mode: precision of convolutions.
+            probe: a GPU must have run a first kernel; False: nothing is run, and an untried GPU is trusted.
+        """
         self._walk, self._device, self._mode, self._probe = walk, device, mode, probe
         self._made: dict[str, tuple[list[Target], Target]] = {}
 
     def of(self, half: str) -> Target | None:
-        """Return what launches the kernels of "encoder" or "decoder"; without kernels where plain torch runs the half,
-        which its notes explain. None where there is no CUDA GPU."""
+        """Return the target that launches the kernels of "encoder" or "decoder".
+
+        It has no kernels where plain torch runs the component, and notes that explain why. None where there is no CUDA
+        GPU."""
         if self._device.type != "cuda" or not torch.cuda.is_available():
             return None
         while True:
@@ -49,8 +58,11 @@ class Choices:
                 self._made[half] = able, found
 
     def warm(self, half: str) -> None:
-        """Have the prebuilt kernels of a half compiled before it first runs, which takes seconds in a new installation.
-        Raises PrebuiltError or SetError."""
+        """Compile the prebuilt kernels of a component before it first runs, which takes seconds in a new installation.
+
+        Raises:
+            PrebuiltError, SetError: the kernels cannot be used.
+        """
         here = self.of(half)
         if here is None or here.set is None:
             return
@@ -59,17 +71,20 @@ class Choices:
         driver().warm(index, library().texts(here.way, use), min(HELPERS, cores()))
 
     def lacks(self, half: str) -> str | None:
-        """Return why no kernels run a half on this device; None: some do, or there are none for any half."""
+        """Return why no kernels run a component on this device; None: some do, or there is no CUDA GPU."""
         here = self.of(half)
         return None if here is None or here.kernels else here.notes[0]
 
     def lacks_any(self, halves: Iterable[str]) -> str | None:
-        """Return the same of the first of these halves that lacks them, though kernels for it exist."""
+        """Return the reason of the first of these components that can be fused but lacks kernels here, or None."""
         return next((why for half in halves if self._walk.why_not(half) is None and (why := self.lacks(half))), None)
 
     def give_up(self, half: str, error: Exception) -> bool:
-        """Launch nothing more on this device the way that raised `error`. Returns whether something else runs the half
-        now."""
+        """Stop launching kernels on this device in the way that raised `error`.
+
+        Returns:
+            True where another way runs the component from now on.
+        """
         before = self.of(half)
         give_up(self._device, error, TRITON if before is None else before.way)
         after = self.of(half)
@@ -82,18 +97,20 @@ class Choices:
 
 
 def project(walk: FusedWalk, half: str, name: str, sm: int, mode: Mode) -> Target:
-    """Return what would run a half on a GPU that need not be here.
+    """Return the target that would run a component on a GPU that need not be in this machine.
 
     Args:
-        walk, half, mode: as for `Choices`.
-        name: the GPU's, for words.
+        walk: dry runs of the model, with its options.
+        half: "encoder" or "decoder".
+        name: name of the GPU, for messages.
         sm: its compute capability (89 for 8.9).
+        mode: precision of convolutions.
     """
     return first(walk, half, mode, projected(name, sm, walk.options.kernels))
 
 
 def first(walk: FusedWalk, half: str, mode: Mode, able: list[Target]) -> Target:
-    """Return the first of `able` that has all kernels of a half; the last one is plain torch."""
+    """Return the first target of `able` that has all kernels of a component; the last one is plain torch."""
     reasons: list[str] = []
     *kernels, plain = able
     for here in kernels:
@@ -105,13 +122,15 @@ def first(walk: FusedWalk, half: str, mode: Mode, able: list[Target]) -> Target:
 
 
 def lacks(walk: FusedWalk, half: str, mode: Mode, here: Target) -> str | None:
-    """Return why the prebuilt set of `here` cannot run a half, or None. What the set was made for is in its index; for
-    other widths the launches are walked, which takes seconds in a new process."""
+    """Return why the prebuilt set of `here` cannot run a component, or None.
+
+    The set's index names the models that it was made for; for other widths a dry run finds the launches, which takes
+    seconds in a new process."""
     model = _model(walk, half)
     try:
         if library().covers(here.way, use_id(*model, mode.kind, mode.half_accumulate)):
             return None
-        # What is said of other ways changes no kernel.
+        # Notes on other ways change no kernel; without them the cache of `needs` hits.
         return missing(here.way, needs(*model, replace(here, passed=()), mode.kind, mode.half_accumulate))
     except SetError as error:
         return str(error)

@@ -1,4 +1,4 @@
-"""How many bytes of causal history may stay on the GPU so that a fused run keeps below a memory target."""
+"""Choose the bytes of causal history that may stay on the GPU while a fused run keeps below a memory target."""
 
 from __future__ import annotations
 
@@ -12,39 +12,42 @@ from ..run.run import Run
 
 #: Sizes of a parked history's buffer on the GPU: tall bands take fewer calls, low ones save memory.
 BAND_BYTES = (384 << 20, 128 << 20)
-#: What copies take, for the bands that there is room for at once: with three, one may still wait for memory whose own
-#: copy is the one before.
+#: Bands that there is room for at once -> factor on the time of copies: with three, a copy may have to wait for memory
+#: that the copy just before it still uses.
 TURNS = {4: 1.0, 3: 1.1, 2: 1.0}
-#: With this many, bands are not fetched beside the work: each waits for the memory of the one that is computed.
+#: With this many, bands are not fetched while others are computed: each waits for the memory of the computed one.
 SERIAL = 2
-#: The same for a byte that stays on the GPU, copied in and out: 2 / 1.87 TB/s there.
+#: Operations that take as long as copying one byte out and in within the GPU: 2 / 1.87 TB/s there.
 NEAR_WORK = 700
-#: The same for a band: on average half of its last programs' time, 256 x 128 positions and channels of 27 x 256
-#: products each, on all of an H200's 132 processors.
+#: Operations lost by each band: on average half the time of its last programs, 256 x 128 positions and channels of
+#: 27 x 256 products each, on all of an H200's 132 processors.
 BAND_WORK = 132 * 256 * 128 * 27 * 256
-#: Histories on the GPU take a multiple of this, so that plans stay as they are while other memory varies a little.
+#: Histories on the GPU take a multiple of this, so that plans do not change while other memory varies a little.
 NEAR_STEP = 64 << 20
-#: What a clip's first chunk takes longer where it is of several latents, so several frames, two of which have weights
-#: of their own: the host launched 340 ms for what an H200 computes in 150; 97 and 31 for a single frame (SeedVR2 at
-#: 1280x720 under 6 and 4 GB).
+#: Operations that stand for the extra time of a clip's first chunk where it has several latents, so several frames, two
+#: of which have weights of their own: the host needed 340 ms to launch what an H200 computes in 150; 97 and 31 ms for a
+#: single frame (SeedVR2 at 1280x720 under 6 and 4 GB).
 START_WORK = int(124e-3 * 650e12)
-#: Left free when histories could fill the target, beside what the target itself leaves: torch's allocator reserved
-#: up to 0.18 GB more than plans stated, in all.
+#: Bytes left free where histories could fill the target, in addition to what the target itself leaves free: torch's
+#: allocator reserved up to 0.18 GB more than plans stated, in all.
 SPARE_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What plans weigh against each other: operations of a convolution per second, and bytes per second that come from
-    host memory while as many go back. Those of an H200 in fp16 over PCIe 5.0, where nobody has measured others."""
+    """Speeds of a machine by which plans are compared.
+
+    work: operations of a convolution per second. link: bytes per second that come from host memory while as many go
+    back. The defaults are those of an H200 in fp16 over PCIe 5.0, for machines that were not measured."""
 
     work: float = 650e12
     link: float = 50e9
 
     @property
     def far_work(self) -> int:
-        """Operations while one byte comes from the host and another goes back, with a margin: copies do not always
-        follow each other."""
+        """Return the operations in the time that one byte comes from the host and another goes back.
+
+        It includes FAR_MARGIN, because copies do not always follow each other without a gap."""
         return round(FAR_MARGIN * self.work / self.link)
 
 
@@ -53,17 +56,18 @@ FAR_MARGIN = 15 / 13
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a run takes."""
+    """Memory and time of a run: bytes on the device and in host memory, and the work of a chunk."""
 
     device: int
     host: int
-    #: Operations in a chunk, or what the copies of a parked history take instead where that is longer.
+    #: Operations of a chunk; for a convolution whose parked history takes longer to copy, the equivalent of the copies.
     work: int
     #: Bytes that come from host memory in a chunk; as many go back.
     far: int = 0
 
     @classmethod
     def of(cls, run: Run, rates: Rates = Rates()) -> Sizes:
+        """Return the sizes of a planned run on a machine with these rates."""
         work, all_far, far_work = 0, 0, rates.far_work
         for key, visit in run.visits.items():
             uses, near, far = run.parked.moved(key)
@@ -75,9 +79,12 @@ class Sizes:
 
 
 def quickest(measure: Callable[[Parking | None], Sizes], room: int, host: int | None) -> tuple[Parking, Sizes] | None:
-    """The parking below `room` bytes on the device and `host` bytes beside it that takes least time; None if none is.
+    """Return the fastest parking within the limits, with its sizes; None where none fits.
 
-    `measure` walks the run dry with it.
+    Args:
+        measure: returns the sizes of a dry run with a parking.
+        room: bytes on the device.
+        host: bytes of host memory (None: no limit).
     """
     best: tuple[Parking, Sizes] | None = None
     for size in BAND_BYTES:
@@ -97,7 +104,15 @@ def quickest_steps(
     options: Iterable[Steps], measure: Callable[[Steps, Parking | None], Sizes], latents: int, room: int,
     host: int | None,
 ) -> tuple[Steps, Parking] | None:  # fmt: skip
-    """Of these steps the ones, and the parking, that take least time for a clip of `latents`; as `quickest`."""
+    """Return the steps and the parking that take the least time for a clip; None where none fits.
+
+    Args:
+        options: steps to choose from.
+        measure: returns the sizes of a dry run with steps and a parking.
+        latents: of the clip.
+        room: bytes on the device.
+        host: bytes of host memory (None: no limit).
+    """
     best: tuple[float, Steps, Parking] | None = None
     for steps in options:
         found = quickest(functools.partial(measure, steps), room, host)
@@ -110,8 +125,10 @@ def quickest_steps(
 
 
 def rolling(measure: Callable[[Parking | None], Sizes], room: int) -> Parking | None:
-    """Of pictures: bands, and as much of their streams as there is room for, in `room` bytes on the device; None where
-    nothing fits. What does not is computed again wherever it is needed, which takes longer."""
+    """Return the parking for pictures that fits in `room` bytes on the device; None where none does.
+
+    It has bands, and keeps as many bytes of whole frames between convolutions as there is room for. Values that do not
+    fit are computed again wherever they are needed, which takes longer."""
     for size in (*BAND_BYTES, 0):
         least = Parking(None, size, streams=0)
         if measure(least).device > room:
@@ -130,8 +147,10 @@ def rolling(measure: Callable[[Parking | None], Sizes], room: int) -> Parking | 
 def leanest(
     measure: Callable[[Parking | None], Sizes], host: int | None, still: bool = False
 ) -> tuple[Parking, Sizes]:
-    """What a run needs at least: everything in host memory, but what `host` bytes of that have no room for, and the
-    smallest buffers, or of pictures nothing kept that can be computed again."""
+    """Return the parking that needs the least memory on the device, with its sizes.
+
+    All histories are in host memory as far as `host` bytes hold them (None: no limit), and buffers are the smallest.
+    For pictures (`still`), keeping no values that can be computed again is tried, too."""
     ways = []
     for parking in [Parking(None, 0)] + [Parking(None, 0, streams=0)] * still:
         sizes = measure(parking)

@@ -1,4 +1,4 @@
-"""Peak memory of a torch program, found by running it on the meta device and following every storage."""
+"""Peak memory of a torch program: run it on the meta device and follow every storage."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from .allocator import Allocator, AnyOrder, Block
 from .layouts import IN_PLACE, result
 
 T = TypeVar("T")
-#: What an allocator gives.
+#: Result of an allocator's `take`.
 Given = Block | list[Block]
 
 
 class _Functions(TorchFunctionMode):
-    """Attention as the fused kernels do it: one output, no score matrix (the meta device would build it). products:
-    convolutions as fp32 has them on a GPU."""
+    """Replace attention by its output alone, as fused kernels need no score matrix (the meta device would build it).
+
+    products: also replace convolutions by matrix products, as fp32 computes them on a GPU."""
 
     def __init__(self, products: bool) -> None:
         super().__init__()
@@ -45,16 +46,18 @@ def _as_products(*args: Any) -> Tensor:
     return exact.conv3d(*args[:5], taps=1)
 
 
-#: Calls inside pass by _Functions, but for those inside of `seen`: each size that is asked for would take 4 us, and a
-#: walk asks for four of them a step.
+#: Calls inside `unseen` bypass _Functions, except those inside `seen`: each query of a size would take 4 us, and a dry
+#: run makes four of them per step.
 unseen, seen = torch._C.DisableTorchFunction, torch._C._EnableTorchFunction
 
 _aten = torch.ops.aten
 
 
 class Event(NamedTuple):
-    """A storage takes bytes, or gives them back. number: of the storage, None: a convolution's own while it runs. own:
-    it was made since the record began."""
+    """Allocation (`takes`) or release of a storage's bytes.
+
+    number: of the storage; None: workspace of a convolution while it runs. own: the storage was made since the record
+    began."""
 
     number: int | None
     size: int
@@ -63,8 +66,9 @@ class Event(NamedTuple):
 
 
 class _Follow(TorchDispatchMode):
-    """Counts bytes of live storages; an allocator follows what it would reserve for them. Convolutions also hold a
-    re-laid-out input, weight and output while they run."""
+    """Count the bytes of live storages, and pass their requests to an allocator model.
+
+    Convolutions also hold a re-laid-out input, weight and output while they run."""
 
     def __init__(self, allocator: Allocator | AnyOrder | None) -> None:
         super().__init__()
@@ -73,7 +77,7 @@ class _Follow(TorchDispatchMode):
         self.allocator = allocator
         self._holders: dict[int, int] = {}
         self._blocks: dict[int, Given] = {}
-        #: Of living storages, in the order in which they were made.
+        #: Live storages -> their numbers, in the order in which they were made.
         self.numbers: dict[int, int] = {}
         self._made = 0
         self.events: list[Event] | None = None
@@ -82,7 +86,7 @@ class _Follow(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch would import its compiler to have that leave the mode alone: 1.2 s of CPU, and 10 us an operation."""
+        """Return False, or torch imports its compiler to make it skip this mode: 1.2 s of CPU, 10 us an operation."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -106,7 +110,7 @@ class _Follow(TorchDispatchMode):
         return out
 
     def record(self) -> list[Event]:
-        """What happens from now on, until the next record or `events` is None."""
+        """Start a new list of events; it grows until the next record, or until `events` is set to None."""
         self.events, self._first = [], self._made
         return self.events
 
@@ -117,8 +121,9 @@ class _Follow(TorchDispatchMode):
     def follow(
         self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]
     ) -> dict[int, Given | None]:
-        """The events once more, without tensors; drop(what) where one was about what there was before. Returns what has
-        been taken and not given back."""
+        """Replay events without tensors; return the blocks taken and not given back, by storage number.
+
+        Events that come with a `what` are about a storage older than the record: drop(what) releases it instead."""
         taken: dict[int, Given | None] = {}
         allocator, live, peak = self.allocator, self.live, self.peak
         for (number, size, takes, _), what in events:
@@ -152,7 +157,7 @@ class _Follow(TorchDispatchMode):
         self._held_by(tensor, key, size)
 
     def lay(self, tensor: Tensor, given: Given | None) -> None:
-        """A new storage lies in what `follow` has taken, where it is counted already."""
+        """Put a new tensor's storage into a block that `follow` has taken and counted already."""
         storage = tensor.untyped_storage()
         self._lies(storage._cdata, given)
         self._held_by(tensor, storage._cdata, storage.nbytes())
@@ -180,16 +185,16 @@ class _Follow(TorchDispatchMode):
                 self.allocator.give(self._blocks.pop(key))
 
 
-#: Operator (by its place in memory: it stays, and its own hash is slow) -> whether what it returns is new, and what it
-#: is given stays as it is. One that does not say so is not.
+#: Operator (by id: it is never freed, and its own hash is slow) -> True where its results are new storages and its
+#: arguments stay unchanged. _unsafe_view returns an alias without declaring it.
 _MAKES: dict[int, bool] = {id(_aten._unsafe_view.default): False}
-#: Operator and arguments without values -> sizes, strides and types of what it makes of them.
+#: Operator and arguments without values -> sizes, strides and types of its results.
 _MADE: dict[Any, list[tuple[Any, ...]]] = {}
 _MOST_MADE = 1 << 14
 
 
 def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """func's, on the meta device. Rules for that are slow Python, so each question is asked once."""
+    """Return the result of `func` on the meta device, from a cache: torch's rules for that are slow Python."""
     makes = _MAKES.get(id(func))
     if makes is None:
         makes = not any(a.alias_info for a in (*func._schema.arguments, *func._schema.returns))
@@ -223,11 +228,16 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 class PeakMemory:
-    """`with PeakMemory() as m: program()`; then `m.peak` is in bytes. Only tensors made inside are counted."""
+    """Measure the peak memory of tensors made inside: `with PeakMemory() as m: program()`, then `m.peak` in bytes."""
 
     def __init__(self, products: bool = False, reserves: bool = False, anywhere: bool = False) -> None:
-        """products: convolutions are matrix products (engine/kernels/exact.py). reserves: `peak` is what torch's
-        caching allocator reserves in a new process, or (anywhere) wherever segments lie."""
+        """Choose the way to count.
+
+        Args:
+            products: convolutions are matrix products (engine/kernels/exact.py).
+            reserves: `peak` is the memory that torch's caching allocator reserves, in a new process; False: in use.
+            anywhere: with `reserves`, the largest of several orders of segments instead of a new process's.
+        """
         self._follow = _Follow((AnyOrder if anywhere else Allocator)() if reserves else None)
         self._modes = [_Functions(products), self._follow]
 
@@ -242,16 +252,17 @@ class PeakMemory:
 
     @property
     def peak(self) -> int:
+        """Return the peak in bytes: reserved where an allocator is modelled, else in use."""
         allocator = self._follow.allocator
         return max(self._follow.peak, 0 if allocator is None else allocator.reserved)
 
     @property
     def live(self) -> int:
-        """Bytes in use at most, whatever is reserved for them."""
+        """Return the largest number of bytes in use, whatever is reserved for them."""
         return self._follow.peak
 
     def above(self, work: Callable[[], T]) -> tuple[T, int]:
-        """work(), and the bytes that it needs at most besides what is there before it."""
+        """Return the result of work(), and the largest number of bytes that it adds to those already in use."""
         follow = self._follow
         before, start = follow.peak, follow.live
         follow.peak = start
@@ -260,16 +271,16 @@ class PeakMemory:
         return result, more
 
     def need(self, more: int) -> None:
-        """As if work that needs so many bytes besides what is there were done."""
+        """Count work that adds at most `more` bytes to those in use, without doing it."""
         self._follow.peak = max(self._follow.peak, self._follow.live + more)
 
     def number(self, tensor: Tensor) -> int:
-        """Of its storage, -1 where that was not made inside."""
+        """Return the number of the tensor's storage, -1 where it was not made inside."""
         return self._follow.numbers.get(tensor.untyped_storage()._cdata, -1)
 
     @contextmanager
     def recorded(self) -> Iterator[list[Event]]:
-        """What is taken and given back inside."""
+        """Record the allocations and releases inside."""
         try:
             yield self._follow.record()
         finally:
@@ -278,18 +289,22 @@ class PeakMemory:
     def follow(
         self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]
     ) -> dict[int, Given | None]:
-        """As if what was recorded were done once more; drop(what) lets go of what was there before."""
+        """Replay recorded events; drop(what) releases a storage that is older than the record.
+
+        Returns:
+            The blocks taken and not given back, by the numbers of their storages in the record.
+        """
         return self._follow.follow(events, drop)
 
     def lay(self, made: Tensor, given: Given | None) -> Tensor:
-        """`made`, in a storage of its own that `follow` has taken."""
+        """Return `made` with its storage placed in a block that `follow` has taken."""
         self._follow.lay(made, given)
         return made
 
 
 def peak_bytes(program: Callable[[], Any], memory: PeakMemory | None = None) -> int:
-    """Peak bytes of the tensors `program` makes on the meta device, as `memory` counts."""
-    # Under a caller's inference mode, as ComfyUI's, composite operators would arrive whole: their temporaries unseen.
+    """Return the peak bytes of the tensors that `program` makes on the meta device, as `memory` counts them."""
+    # Under a caller's inference mode, as ComfyUI's, composite operators would arrive whole, without their temporaries.
     with torch.inference_mode(False), torch.no_grad(), memory or PeakMemory() as memory:
         program()
     return memory.peak

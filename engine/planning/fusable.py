@@ -1,4 +1,4 @@
-"""Whether the fused operators can run a model, and which optimisations can do something for it."""
+"""Check if the fused operators can run a model, and which optimisations have an effect on it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,16 @@ def why_off(
     architecture: str, config: Any, dtype: torch.dtype, device: torch.device, emulate: bool = False,
     probe: bool = False, kernels: str = AUTO,
 ) -> str | None:
-    """The reason the fused operators cannot run this model on this device, or None. config None: published widths.
+    """Return the reason that the fused operators cannot run this model on this device, or None.
 
-    emulate: on a CPU their references will do, for numbers that plain torch cannot give. probe: a GPU must have run a
-    first kernel; without it nothing is run, and a GPU that has not been tried is trusted. kernels: those asked for.
+    Args:
+        architecture: its name.
+        config: its widths; None: the published ones.
+        dtype: of activations.
+        device: where it is to run.
+        emulate: accept a CPU, where reference operators give numbers that plain torch cannot (8 bit).
+        probe: a GPU must have run a first kernel; False: nothing is run, and an untried GPU is trusted.
+        kernels: which kernels are asked for ("auto", prebuilt, Triton or none).
     """
     known = by_name(architecture)
     if known is None:
@@ -41,10 +47,15 @@ def why_off(
 def availability(
     device: torch.device | str, architecture: str, config: object, dtype: torch.dtype, kernels: str = AUTO
 ) -> dict[str, str | None]:
-    """For each toggle None where it can do something for this model on this device, else the reason why not.
+    """Return for each toggle None where it has an effect on this model and device, else the reason why not.
 
-    architecture, config: as a VideoVAE's `arch` and `model.config` (None: the published widths). kernels: those asked
-    for. Imports no Triton.
+    Imports no Triton.
+
+    Args:
+        device: where the model is to run.
+        architecture, config: as a VideoVAE's `arch` and `model.config` (None: the published widths).
+        dtype: of activations.
+        kernels: which kernels are asked for.
     """
     device = torch.device(device)
     off = why_off(architecture, config, dtype, device, False, False, kernels)
@@ -57,25 +68,30 @@ def _not_fused(architecture: Architecture, config: Any, dtype: torch.dtype) -> s
 
 
 def half_not_fused(program: Program, dtype: torch.dtype) -> str | None:
-    """The reason the fused operators cannot run this half on any device, or None."""
+    """Return the reason that the fused operators can run this component on no device, or None."""
     return not_fused([program], dtype)
 
 
 def no_8_bit(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
-    """The reason 8-bit operands are not to be had where the fused operators are, or None."""
+    """Return the reason that 8-bit operands are unavailable even where the fused operators run, or None."""
     if any(p.style.after for p in programs):
         return "its convolutions look ahead, and 8 bit is measured on causal ones"
     return next((why for p in programs if (why := half_not_fused(p, dtype))), None)
 
 
 def why_no_8_bit(programs: Sequence[Program], dtype: torch.dtype, off: str | None) -> str | None:
-    """The reason 8-bit operands are not to be had, or None. off: why the fused operators are not, which products that
-    scale what they read do not need."""
+    """Return the reason that 8-bit operands are unavailable, or None.
+
+    Args:
+        programs: the model's components.
+        dtype: of activations.
+        off: why the fused operators cannot run; products that scale their own inputs (transformers) do not need them.
+    """
     return None if any(p.scales for p in programs) else off or no_8_bit(programs, dtype)
 
 
 def not_fused(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
-    """The reason the fused operators can run none of these networks on any device, or None."""
+    """Return the reason that the fused operators can run none of these components on any device, or None."""
     if len(programs) > 1 and not all(half_not_fused(p, dtype) for p in programs):
         return None
     reason = next((why for p in programs if (why := p.why_not_fused())), None)

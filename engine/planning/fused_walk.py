@@ -1,4 +1,4 @@
-"""What the fused operators take: dry runs of the fused network, packed on the meta device."""
+"""Memory of the fused operators: dry runs of the fused network, packed on the meta device."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from .fusable import half_not_fused
 from .layouts import ByRules
 from .meta import meta_model
 
-#: What operators allocate themselves besides the sums that a walk counts (coefficients of norms, scales, a library's
-#: small buffers), and what a run keeps in reserve for them.
+#: Bytes that operators allocate themselves in addition to the sums that a dry run counts (coefficients of norms,
+#: scales, a library's small buffers), with the reserve that a run keeps for them.
 TEMPORARY_BYTES = RESERVE_BYTES + (16 << 20)
 
 
 class FusedWalk:
-    """For one model. Each walk takes one chunk of one clip, and is remembered."""
+    """Dry runs of one model's fused network. Each covers one chunk of one clip; its sizes are cached."""
 
     def __init__(
         self, architecture: Architecture, config: Any, dtype: torch.dtype, options: Options, rates: Rates | None = None
     ) -> None:
-        """rates: of the machine it is for, where they are known."""
+        """Prepare dry runs of a model; `rates`: speeds of the machine that plans are for, where they are known."""
         self._rates = rates or Rates()
         self.architecture, self.config, self.dtype, self.options = architecture, config, dtype, options
-        #: Devices that this process launches for at the same time, with the one that plans are for.
+        #: Devices that this process launches for at the same time, including the one that plans are for.
         self.launched = 1
-        #: lacks(half): why no kernels are there to run it on this machine; None: they are.
+        #: lacks(half): why this machine has no kernels to run that component; None: it has them.
         self.lacks: Callable[[str], str | None] = lambda half: None
         self._policies: dict[str, Policy] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
 
     def use(self, half: str, policy: Policy) -> bool:
-        """Plan "encoder" or "decoder" for these operands from now on. Returns whether they are others."""
+        """Plan "encoder" or "decoder" for these operands from now on; return True where they differ from before."""
         if policy == self._policies.get(half, EXACT):
             return False
         self._policies[half] = policy
@@ -59,7 +59,7 @@ class FusedWalk:
 
     @property
     def rates(self) -> Rates:
-        """Of the machine that plans are for."""
+        """Return the speeds of the machine that plans are for; assign others to plan for another machine."""
         return self._rates
 
     @rates.setter
@@ -69,27 +69,28 @@ class FusedWalk:
             self._sizes.cache_clear()
 
     def operands(self, half: str) -> Operands:
+        """Return the operands that the component is packed for."""
         return Operands(self.dtype, self._policies.get(half, EXACT), winograd=self.options.winograd)
 
     def in_8_bit(self, half: str) -> bool:
-        """Whether convolutions of it are, some at least."""
+        """Check if at least some convolutions of the component are in 8 bit."""
         return bool(self.operands(half).policy.kinds)
 
     def network(self, half: str) -> FusedDecoder | FusedEncoder:
-        """The half as a run has it, without values."""
+        """Return the packed component as a run has it, without values."""
         return self._networks[half]
 
     @property
     def halves(self) -> tuple[str, ...]:
-        """Those that the fused operators run."""
+        """Return the components that the fused operators run."""
         return tuple(half for half in self._reasons if self.why_not(half) is None)
 
     def chunk(self, half: str) -> int:
-        """Latents that must go together behind a clip's first ones."""
+        """Return the latents that must be in one chunk after a clip's first chunk."""
         return (self._programs[half].chunk or (1, 1))[1]
 
     def run(self, half: str, height: int, width: int) -> Run:
-        """A dry Run of a chunk of a latent, or of what must go together; sizes in latent pixels."""
+        """Return a dry Run of the smallest chunk of a component; height, width: in latent pixels."""
         network, a = self.network(half), self.architecture
         latents, meta = self.chunk(half), torch.device("meta")
         frames, clip = a.temporal * latents, latents if network.gathers else 0
@@ -98,20 +99,20 @@ class FusedWalk:
         return network.plan(latents, height, width, frames, torch.float32, meta, None, clip)
 
     def why_not(self, half: str) -> str | None:
-        """The reason this half is not run by the fused operators, where the other may be; None: it is."""
+        """Return the reason that the fused operators do not run this component; None: they do."""
         return self._reasons.get(half) or self.lacks(half)
 
     @property
     def rate(self) -> int:
-        """Frames of a latent as graphs count them: chunks of pictures are recorded as those of four frames are."""
+        """Return the frames of a latent as the rule for graphs counts them: at least four, also for pictures."""
         return max(self.architecture.temporal, 4)
 
     def late(self, half: str) -> bool:
-        """Whether its frames come out after others have gone in."""
+        """Check if the component's frames come out only after later ones have gone in."""
         return half in self._programs and self._programs[half].late
 
     def single(self, half: str) -> bool:
-        """Whether its plain walk takes single frames, to which long chunks are of no use."""
+        """Check if plain torch runs the component frame by frame, so that long chunks gain nothing."""
         return half in self._programs and self._programs[half].style.single
 
     @functools.cached_property
@@ -123,9 +124,11 @@ class FusedWalk:
         return {half: half_not_fused(p, self.dtype) for half, p in self._programs.items()}
 
     def frames_per_step(self, half: str, height: int, width: int) -> int:
-        """Frames at full size that make one well-filled step, for a frame of this many pixels. Threads that launch for
-        several devices take turns, which a step has to outlast: it has as many times more. Of halves that look ahead,
-        those of whole latents if they are more than one's: all steps of a chunk are then of one size."""
+        """Return the frames at full size that make one well-filled step, for frames of height x width pixels.
+
+        Threads that launch for several devices take turns, and a step must last longer than the others' turns: it has
+        that many times more frames. For components that look ahead, more than one latent's frames are rounded down to
+        whole latents, so that all steps of a chunk have one size."""
         count = max(1, self.architecture.step_pixels // (height * width)) * self.launched
         of = self.architecture.temporal
         return count // of * of if self.late(half) and count > of else count
@@ -135,18 +138,30 @@ class FusedWalk:
         frame: tuple[int, int] | None = None, parking: Parking | None = None, rest: tuple[int, int] = (0, 0),
         clip: int = 0, alone: bool = False,
     ) -> Sizes:  # fmt: skip
-        """What a run takes besides the plain weights, for `latents` and `frames` per step.
+        """Return memory and work of a run in addition to the plain weights.
 
-        height, width: of the frame or tile, in latent pixels; frame: the whole frame's, where that is a tile. rest: an
-        encoder's rows and columns of pixels that fill no latent pixel. clip: all latents, where they are gathered.
-        alone: the clip is one chunk.
+        Args:
+            half: "encoder" or "decoder".
+            latents: of a chunk.
+            frames: per step, at full size.
+            height, width: of the frame or tile, in latent pixels.
+            output: type of the results.
+            frame: height and width of the whole frame, where `height`, `width` are a tile's.
+            parking: histories outside the rings, if any.
+            rest: an encoder's rows and columns of pixels that fill no latent pixel.
+            clip: all latents of the clip, where the network gathers them; else 0.
+            alone: the clip is one chunk.
         """
         alone = alone and half == "encoder"  # latents are small
         return self._sizes(half, latents, frames, height, width, output, frame, parking, rest, clip, alone)
 
     def tile_bytes(self, frames: int, height: int, width: int, step: int) -> int:
-        """What an encoder that tiles itself takes besides the plain weights, for tiles of so many frames and pixels,
-        `step` frames at full size at once."""
+        """Return the bytes of a self-tiling encoder in addition to the plain weights.
+
+        Args:
+            frames, height, width: of a tile, in frames and pixels.
+            step: frames at full size at once.
+        """
         network, meta = self.network("encoder"), torch.device("meta")
         return network.tile_run(frames, height, width, step, meta).nbytes + network.nbytes + TEMPORARY_BYTES
 
@@ -169,14 +184,14 @@ class FusedWalk:
             s, t = self.architecture.spatial, self.architecture.temporal
             rows, cols = s * height + rest[0], s * width + rest[1]
             run = network.plan(latents, rows, cols, frames, meta, parking, clip)
-            # Three chunks' frames as they arrive ahead of their turn, or one's, and two copies on the way in, all in
+            # Frames of three chunks, which arrive ahead of their turn, or of one, and two copies on the way in, all in
             # float32; graphs read another copy.
             besides += (3 + 2 * (not alone) + recorded) * 4 * network.takes * t * latents * rows * cols
         elif frame is None:
             run = network.plan(latents, height, width, frames, output, meta, parking, clip)
             besides += _latent_bytes(clip or latents, height, width, network.latent_channels)
         else:
-            # Front and tiles run one after the other.
+            # The part on whole frames and the tiles run one after the other.
             front = network.plan_front(clip or latents, *frame, meta)
             run = max(front, network.plan_tile(latents, height, width, frames, meta), key=lambda r: r.nbytes)
             besides += max(_latent_bytes(clip or latents, *frame, network.latent_channels),
@@ -188,14 +203,15 @@ class FusedWalk:
         return replace(sizes, device=sizes.device + besides)
 
     def _tile_bytes(self, channels: int, frames: int, height: int, width: int) -> int:
-        """A tile's features as they arrive and those of the chunk before, the weights of its pixels, and the weighted
-        pixels of a step in 16 bit. channels: of all latents in a chunk."""
+        """Return the bytes of a tile's features (this chunk's and the previous one's), blending weights and step.
+
+        The weighted pixels of a step are in 16 bit. channels: of all latents in a chunk."""
         pixels, colours = self.architecture.spatial**2 * height * width, colours_of(self.config)[1]
         return 2 * self.dtype.itemsize * channels * height * width + (4 + colours * 2 * frames) * pixels
 
 
 def _latent_bytes(latents: int, height: int, width: int, channels: int) -> int:
-    """A chunk's latents as they arrive, divided, and those of the chunk before."""
+    """Return the bytes of a chunk's latents as they arrive and divided, and of the previous chunk's, in float32."""
     return 3 * 4 * latents * height * width * channels
 
 

@@ -1,4 +1,4 @@
-"""The largest tiles that fit, with few walks."""
+"""Find the largest tiles that fit, with few dry runs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from collections.abc import Callable, Sequence
 
 from ..run.tiles import Grid
 
-#: Sizes that are guessed from what others take, before those that are left are halved.
+#: Sizes that are guessed from the bytes of others, before the search goes on by bisection.
 GUESSES = 5
 
 
 def largest(grids: Sequence[Grid], target: int, fixed: int, least: Callable[[Grid], int]) -> int:
-    """The place of the first of `grids`, from large to small tiles, that takes no more than `target`; their number
-    where none does. The very first one is known to be too large.
+    """Return the index of the first grid that needs at most `target` bytes; their number where none does.
 
-    least: bytes that a plan takes with tiles; what it takes besides those that are `fixed` goes about with their area,
-    so that two or three are asked for. Only which of them fit decides.
+    Bytes above `fixed` are about proportional to the area of a tile, so two or three calls of `least` are usual. The
+    guesses choose only which grids are tried; the result depends on which of them fit.
+
+    Args:
+        grids: from large to small tiles; the first one is known to be too large.
+        target: bytes.
+        fixed: bytes that do not depend on the tiles.
+        least: returns the bytes of the leanest plan with a grid.
     """
     areas = [grid.rows.size * grid.cols.size for grid in grids]
     above, below = 0, len(grids)

@@ -1,7 +1,7 @@
-"""Every kernel that a half launches, whatever its plan: found by walking the launch code itself without values.
+"""Find every kernel that a component launches, whatever its plan, with dry runs of the launch code itself.
 
-What is compiled depends on a layer, on whether its plane is small, and for attention on how many tokens there are; not
-on chunks, bands or steps. So a few walks of a chunk show all of it, each some 20 ms.
+The compiled code depends on the layer, on its plane being small or not, and for attention on the number of tokens; not
+on chunks, bands or steps. So a few dry runs of a chunk show all of it, each in some 20 ms.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .fused_walk import FusedWalk
 from .meta import meta_model
 
 META = torch.device("meta")
-#: Side of latents of whose planes none is small.
+#: Side of latents that are large enough that no plane of the network is small.
 LARGE = int(SMALL_PLANE**0.5)
-#: Counts of tokens with which attention has more tiles, and more parts.
+#: Numbers of tokens with which attention takes more tiles, and more parts, than with few.
 TOKENS = (160 * 160, 200 * 200)
-#: Histories wait outside the rings, all of them on the device, in low bands.
+#: All histories are parked, on the device, in low bands.
 _PARKED = Parking(None, 1 << 20, near=1 << 60)
 Schedules = Mapping[Kind, Schedule]
 _TABLES: Schedules = {}
@@ -51,7 +51,7 @@ def launches(
     architecture: Architecture, config: Any, half: str, dtype: torch.dtype, options: Options, policy: Policy = EXACT,
     *, here: Target, kind: str | None = None, schedules: Schedules = _TABLES,
 ) -> frozenset[Key]:  # fmt: skip
-    """Return the kernels that a half launches, in any plan.
+    """Return the kernels that a component launches, in any plan.
 
     Args:
         architecture, config: of the model.
@@ -59,11 +59,12 @@ def launches(
         dtype: of activations.
         options: `composed_upsample`, `flash_attention` and `winograd` count.
         policy: which convolutions are in 8 bit, and how 16-bit ones are summed.
-        here: the GPU, and the way that its kernels come.
-        kind: of a transformer's products, "fp8" or "int8"; None: as activations.
-        schedules: those that take the place of the tables', as if they had been measured on the GPU.
+        here: the GPU and the source of its kernels.
+        kind: type of a transformer's products, "fp8" or "int8"; None: the type of activations.
+        schedules: used in place of the tables', as if they had been measured on the GPU.
 
-    Returns: keys; none where the half has no fused kernels.
+    Returns:
+        Keys of the kernels; empty where the component has no fused kernels.
     """
     walk = FusedWalk(architecture, config, dtype, options)
     with recording(here) as calls, measured(schedules, here), torch.inference_mode(False), torch.no_grad():
@@ -82,7 +83,16 @@ def use_id(
     architecture: Architecture, config: Any, half: str, dtype: torch.dtype, options: Options, kind: str | None,
     half_accumulate: bool,
 ) -> str:  # fmt: skip
-    """Return the name of a use in a set's index: of all that `needs` depends on besides the set."""
+    """Return the name of a use in a set's index: a hash of all arguments of `needs` except the set.
+
+    Args:
+        architecture, config: of the model.
+        half: "encoder" or "decoder".
+        dtype: of activations.
+        options: `composed_upsample`, `flash_attention` and `winograd` count.
+        kind: type of 8-bit operands, None: none.
+        half_accumulate: 16-bit convolutions sum in fp16.
+    """
     toggles = options.composed_upsample, options.flash_attention, options.winograd
     use = architecture.name, config, half, dtype, toggles, kind, half_accumulate
     return blake2b(repr(use).encode(), digest_size=8).hexdigest()
@@ -93,8 +103,13 @@ def needs(
     architecture: Architecture, config: Any, half: str, dtype: torch.dtype, options: Options, here: Target,
     kind: str | None = None, half_accumulate: bool = False,
 ) -> frozenset[Key]:  # fmt: skip
-    """Return what `launches` does for whatever convolutions a policy has in 8 bit. kind, half_accumulate: of the
-    policy, as precisions name them."""
+    """Return the kernels that `launches` finds, for every choice of 8-bit convolutions.
+
+    Args:
+        architecture, config, half, dtype, options, here: as for `launches`.
+        kind: type of 8-bit operands, "fp8" or "int8"; None: none.
+        half_accumulate: 16-bit convolutions sum in fp16.
+    """
     known = functools.partial(launches, architecture, config, half, dtype, options, here=here)
     program = architecture.program(half, config)
     if program is None or program.scales:
@@ -104,7 +119,10 @@ def needs(
 
 
 def missing(form: str, found: Iterable[Key]) -> str | None:
-    """Return which of these kernels the prebuilt form ("A" to "D") lacks, in words; None: it has all. Raises SetError.
+    """Return a message that names the kernels which the prebuilt form ("A" to "D") lacks; None: it has all.
+
+    Raises:
+        SetError: the prebuilt set is unusable.
     """
     there = library()
     lacks = sorted({one.kernel for one in found if not there.has(form, one)})
@@ -112,7 +130,7 @@ def missing(form: str, found: Iterable[Key]) -> str | None:
 
 
 def uniform(program: Program, kind: str | None, half_accumulate: bool = False) -> Policy:
-    """Return the policy that has every convolution in 8 bit that may be ("fp8", "int8"; None: none)."""
+    """Return the policy with every eligible convolution in 8 bit (kind: "fp8", "int8"; None: none)."""
     keys = program.eligible(MIN_CHANNELS) if kind else []
     ranges = dict.fromkeys(keys, Range((1.0,), (1.0,))) if kind == "int8" else {}
     return Policy(dict.fromkeys(keys, kind), ranges, half_accumulate)
@@ -120,7 +138,7 @@ def uniform(program: Program, kind: str | None, half_accumulate: bool = False) -
 
 @contextmanager
 def measured(schedules: Schedules, here: Target) -> Iterator[None]:
-    """Walks inside take these schedules."""
+    """Use these schedules in dry runs inside."""
     if not schedules:
         yield
         return
@@ -132,6 +150,7 @@ def measured(schedules: Schedules, here: Target) -> Iterator[None]:
 
 
 def keys_of(calls: list[Call]) -> frozenset[Key]:
+    """Return the keys of the kernels that these calls launch."""
     return frozenset(key(one.kernel, one.arguments, one.constants) for one in calls)
 
 
@@ -141,7 +160,7 @@ def _walks(walk: FusedWalk, half: str) -> Iterator[Callable[[], None]]:
     for output in _OUTPUTS if half == "decoder" else _OUTPUTS[:1]:
         yield functools.partial(one, small, output)
     yield functools.partial(one, LARGE)
-    if walk.options.winograd and not walk.architecture.still:  # what visits is plain, and becomes planes
+    if walk.options.winograd and not walk.architecture.still:  # parked histories are plain and become planes when used
         yield functools.partial(one, small, parking=_PARKED)
     if network.attends > FLASH_HEAD and walk.options.flash_attention:
         for count in TOKENS:
@@ -152,7 +171,7 @@ def _walks(walk: FusedWalk, half: str) -> Iterator[Callable[[], None]]:
 def _walk(
     walk: FusedWalk, half: str, side: int, output: torch.dtype = torch.float32, parking: Parking | None = None
 ) -> None:
-    """A clip of two chunks, its first and its last one."""
+    """Run a clip of two chunks, its first and its last one, without values."""
     network, a = walk.network(half), walk.architecture
     latents = 2 * walk.chunk(half)
     clip = 2 * latents if network.gathers else 0
@@ -188,7 +207,7 @@ def _encode(network: FusedEncoder, run: Run, parts: list[Tensor]) -> None:
 
 
 def _latents(channels: int, count: int, side: int) -> Tensor:
-    """As they come: channels outermost, in fp32."""
+    """Return latents as they arrive, [count, side, side, channels] with channels outermost in memory, in fp32."""
     return torch.empty(channels, count, side, side, device=META).permute(1, 2, 3, 0)
 
 
@@ -207,4 +226,4 @@ def _tokens(half: Half, dtype: torch.dtype, kind: str | None) -> None:
 
 
 def _nothing(_: Any) -> None:
-    """Results have no values."""
+    """Ignore a result, which has no values."""

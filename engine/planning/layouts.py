@@ -1,6 +1,7 @@
-"""Sizes, strides and types that torch's operators give what they make on the meta device. For many of them torch has
-rules in Python there, which import its compiler when they are first asked, or its algebra of sizes: 1.8 and 0.55 s of
-CPU."""
+"""Sizes, strides and types of the results of torch's operators on the meta device.
+
+For many operators torch has rules in Python there, which import its compiler or sympy when they are first used: 1.8 and
+0.55 s of CPU. The rules of this module import neither."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ aten = torch.ops.aten
 
 
 class Layout(NamedTuple):
-    """Of one tensor."""
+    """Shape, strides and type of one tensor."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -24,11 +25,12 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Layout:
+        """Return the layout of a tensor."""
         return cls(tuple(x.shape), x.stride(), x.dtype)
 
     @classmethod
     def ordered(cls, shape: Sequence[int], order: Iterable[int], dtype: torch.dtype) -> Layout:
-        """Without gaps; order: of the axes, from the outermost to the innermost."""
+        """Return a layout without gaps; `order`: the axes from the outermost to the innermost."""
         strides, size = [1] * len(shape), 1
         for axis in reversed(list(order)):
             strides[axis] = size
@@ -37,16 +39,16 @@ class Layout(NamedTuple):
 
     @classmethod
     def dense(cls, shape: Sequence[int], dtype: torch.dtype) -> Layout:
-        """Row by row."""
+        """Return the contiguous layout of a shape."""
         return cls.ordered(shape, range(len(shape)), dtype)
 
     def made(self) -> Tensor:
+        """Return a tensor of this layout on the meta device."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
 
 def _order(tensors: Sequence[Tensor]) -> list[int]:
-    """Axes of what is made of tensors of one shape, from the outermost to the innermost: as in the first tensor that
-    tells them apart."""
+    """Return the result's axes, outermost first: as in the first tensor (all have one shape) that orders them."""
     axes, plain = range(tensors[0].dim()), all(t.is_contiguous() for t in tensors)
     last = len(axes) == 4 and all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
     if plain != last:
@@ -71,7 +73,7 @@ def _order(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _each(*args: Any, floats: bool = False, dtype: torch.dtype | None = None, alpha: float = 1) -> Layout:
-    """Of a function of single values. floats: also of whole numbers."""
+    """Return the result of an elementwise function. floats: it gives floating-point values of integers, too."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     if dtype is None:
         dtype = torch.result_type(*args) if len(args) == 2 else args[0].dtype
@@ -83,7 +85,7 @@ def _each(*args: Any, floats: bool = False, dtype: torch.dtype | None = None, al
 
 
 def _channels_last(x: Tensor) -> bool:
-    """Whether torch takes strides for those of channels behind the other axes."""
+    """Check if torch takes the strides for a channels-last layout."""
     least, axes = 0, (1, *range(x.dim() - 1, 1, -1), 0)
     if x.dim() not in (4, 5) or not x.stride(1):
         return False
@@ -210,8 +212,8 @@ def _range(*ends: int, dtype: Any = None, device: torch.device | None = None, **
     return Layout.dense((ends[-1] - sum(ends[:-1]),), dtype or torch.int64)
 
 
-#: Since torch 2.14 norms over groups make rows of frames whose channels lie beside each other, as a GPU does, and by a
-#: rule in Python, which imports sympy.
+#: Since torch 2.14 group norms of channels-last frames return contiguous results, as on a GPU, and by a rule in Python,
+#: which imports sympy.
 _GROUPS_MAKE_ROWS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
 
 
@@ -224,7 +226,7 @@ def _groups(x: Tensor, weight: Tensor | None, bias: Tensor | None, count: int, c
 
 
 _floats, _bools = functools.partial(_each, floats=True), functools.partial(_each, dtype=torch.bool)
-#: What these operators make of their arguments; None: that is left to torch.
+#: Operator -> function that returns the layout of its results; where that returns None, torch's own rule is used.
 RULES: dict[Any, Callable[..., Layout | list[Layout] | None]] = {
     **dict.fromkeys((
         aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.pow.Tensor_Scalar, aten.pow.Scalar,
@@ -266,7 +268,7 @@ RULES: dict[Any, Callable[..., Layout | list[Layout] | None]] = {
 }  # fmt: skip
 
 
-#: By their places in memory: nothing new, nothing to compute.
+#: In-place operators by id: they make nothing new, and there are no values to compute.
 IN_PLACE = {
     id(func) for func in (
         aten.add_.Tensor, aten.mul_.Tensor, aten.silu_.default, aten.copy_.default, aten.addmm_.default,
@@ -276,7 +278,7 @@ IN_PLACE = {
 
 
 def result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """func(*args, **kwargs) on the meta device."""
+    """Return func(*args, **kwargs) on the meta device, by one of RULES where there is one."""
     rule = RULES.get(func)
     if rule is not None and all(map(_valueless, args)):
         made = rule(*args, **kwargs)
@@ -292,11 +294,11 @@ def _valueless(arg: Any) -> bool:
 
 
 class ByRules(TorchDispatchMode):
-    """Tensors on the meta device are made by RULES inside."""
+    """Context in which results on the meta device are made by RULES."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch would import its compiler to have that leave the mode alone."""
+        """Return False, or torch imports its compiler to make it skip this mode."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

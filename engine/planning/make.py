@@ -1,4 +1,4 @@
-"""The planner of a model as it is going to run: for the VAE object, the panel and the command line alike."""
+"""Make the planner and the precision of a model as it will run, for the VAE object, the panel and the command line."""
 
 from __future__ import annotations
 
@@ -27,8 +27,16 @@ def make_planner(
     architecture: Architecture, config: Any, dtype: torch.dtype, options: Options, mode: Mode,
     fused: Callable[[], bool], how: Callable[[], Torch], rates: Rates | None = None, waits: bool = False,
 ) -> Planner:
-    """mode: what convolutions compute in; what a clip settles comes later (`Planner.walk`). fused, how, waits: as for a
-    Planner. rates: as for its walk."""
+    """Return the planner of a model.
+
+    Args:
+        architecture, config: of the model.
+        dtype: of activations.
+        options: optimisations that are switched on.
+        mode: precision of convolutions; the choice that depends on a clip is set later (`Planner.walk`).
+        fused, how, waits: as for `Planner`.
+        rates: as for `FusedWalk`.
+    """
     walk = FusedWalk(architecture, config, dtype, options, rates)
     if not mode.plain:
         model = meta_model(architecture, config)
@@ -43,8 +51,17 @@ def mode_of(
     asked: str, plain: str, dtype: torch.dtype, device: torch.device, options: Options, off: str | None,
     scaled: bool = False,
 ) -> Mode:  # fmt: skip
-    """As `resolve`; `options` may ask for fp8 where the precision asks for no 8 bit. off: why the fused kernels cannot
-    run the model on the device, where a CPU may emulate them. scaled: its 8-bit products are the libraries' own."""
+    """Return the mode of a model on a device, as `resolve`, with what `options` ask for.
+
+    Args:
+        asked: precision that the user named; with `options.fp8`, fp8 replaces one that asks for no 8 bit.
+        plain: name of the type of activations.
+        dtype: of activations.
+        device: where the model runs.
+        options: `fp8`, `min_db` and `kernels` count.
+        off: reason that the fused kernels cannot run the model on the device (a CPU may emulate them), or None.
+        scaled: its 8-bit products are those of torch's libraries, with scales of rows (transformers).
+    """
     if options.fp8 and device.type == "cuda" and asked not in MIXED and dtype != torch.float32:
         asked = "fp8"
     if asked == "auto" and ORDERS.half_sums and not options.min_db:
@@ -58,7 +75,13 @@ def mode_here(
     asked: str, plain: str, dtype: torch.dtype, device: torch.device, options: Options, off: str | None,
     architecture: Architecture, config: Any, halves: Sequence[str],
 ) -> Mode:  # fmt: skip
-    """As `mode_of`, where this machine has the kernels for it. halves: those that the model has."""
+    """Return the mode as `mode_of` does, or a refused one where this machine lacks kernels for it.
+
+    Args:
+        asked, plain, dtype, device, options, off: as for `mode_of`.
+        architecture, config: of the model.
+        halves: components that the model has.
+    """
     mode = mode_of(asked, plain, dtype, device, options, off, architecture.own is not None)
     if mode.plain:
         return mode
@@ -69,7 +92,7 @@ def mode_here(
 
 
 def switched_off(options: Options) -> str | None:
-    """The reason that the options leave the fused kernels none to run, or None."""
+    """Return the reason that the options switch the fused kernels off, or None."""
     if not options.triton_fusion:
         return OFF
     if options.channels_last_3d is False:

@@ -1,4 +1,4 @@
-"""Networks without values, for what follows from their shapes."""
+"""Networks on the meta device, for results that depend on their shapes alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .layouts import ByRules
 
 @functools.lru_cache(maxsize=8)
 def meta_model(architecture: Architecture, config: Any) -> Network:
-    """On the meta device, in fp32; nobody changes it."""
+    """Return the network on the meta device, in fp32. It is cached and shared: do not change it."""
     # Its tensors outlive a caller's inference mode, and dry runs are made outside of it.
     with torch.inference_mode(False), torch.device("meta"), ByRules():  # torch 2.6 would import sympy for first values
         return architecture.build(config).requires_grad_(False)

@@ -1,5 +1,6 @@
-"""Plans for networks that tile themselves: how many of their tiles at a time, and how many layers' weights stay on the
-device. None of both changes a bit."""
+"""Plans for self-tiling networks: the number of tiles at a time, and of layers whose weights stay on the device.
+
+Neither changes a bit of the results."""
 
 from __future__ import annotations
 
@@ -27,24 +28,34 @@ from .budget import Limits
 from .fused_walk import FusedWalk
 from .plain_walk import PlainWalk, Torch
 
-#: Tiles whose products take longer than the copy of a layer's weights: 0.4 ms each on an H200, against 2.7 ms at
-#: 50 GB/s, by arithmetic.
+#: Number of tiles whose products take longer than the copy of a layer's weights: 0.4 ms for each tile on an H200,
+#: against 2.7 ms at 50 GB/s, by arithmetic.
 MANY = 32
-#: A tile of pixels on its way in: as it comes, in float32, less the mean, in the network's units, filled up, in 16 bit.
+#: Copies of a tile of pixels on its way in: as it arrives, in float32, minus the mean, in the network's units, padded,
+#: in 16 bit.
 COPIES = 6
-#: Frames at full size at once, from roomy to lean; 0: all.
+#: Frames at full size at once, from most memory to least; 0: all.
 STEPS = (0, 8, 4, 2, 1)
 
 
 class OwnPlanner:
-    """For one model. kind: of the decoder's products, None: as activations."""
+    """Planner of one self-tiling model. kind: type of the decoder's products, None: that of activations."""
 
     def __init__(
         self, model: Network, walk: FusedWalk, plain: PlainWalk, kind: str | None, fused: Callable[[], bool],
         how: Callable[[], Torch], besides: Callable[[str, bool], int],
     ) -> None:  # fmt: skip
-        """model: without values. fused: whether the fused operators run what they can. how: plain torch
-        takes memory. besides: (half, whether it runs fused) -> bytes besides a run's own memory."""
+        """Prepare plans for a model.
+
+        Args:
+            model: network without values.
+            walk: dry runs of its fused components.
+            plain: dry runs in plain torch.
+            kind: "fp8", "int8" or None.
+            fused: returns True where the fused operators run the components that they can.
+            how: returns the way in which plain torch takes memory.
+            besides: (component, True where it runs fused) -> bytes in addition to a run's own memory.
+        """
         self._walk, self._plain, self._kind, self._dtype = walk, plain, kind, walk.dtype
         self._fused, self._how, self._besides = fused, how, besides
         self._model = model
@@ -53,7 +64,11 @@ class OwnPlanner:
         self, half: str, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int],
         check: Callable[[], None],
     ) -> Plan:  # fmt: skip
-        """As Planner.plan. Raises PlanError where nothing stays below the target."""
+        """Return the first plan that fits, with arguments as for `Planner.plan`.
+
+        Raises:
+            PlanError: no plan stays below the target.
+        """
         own = self._program(half).own
         if request.tile or request.chunk or request.tiling in ("exact", "blended"):
             log.once("this network tiles itself, in space and time, which is part of the model: tiles and chunks that "
@@ -83,13 +98,13 @@ class OwnPlanner:
     def _decodes(
         self, own: OwnTiles, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int]
     ) -> Iterator[Plan]:
-        """All layers on the device, then as few tiles less as it takes, and as many layers as there is room for."""
+        """Yield the plan with all layers on the device, then one with as many tiles, and then layers, as have room."""
         step = next(s for s in self._program("decoder").steps if isinstance(s, Tokens))
         latents, rows, columns = size[0], *(own.spans(own.unit * n) for n in size[1:])
         section = own.sections(latents)[0]
         frames = section.last - section.first
         tokens = tokens_of(step, frames, *(s[0].end // own.unit for s in (rows, columns)))
-        # A CPU, where nothing is anywhere else, has no host memory beside it.
+        # On a CPU the host limit is 0: there is no other memory to park in.
         device = torch.device("cpu" if limits.host == 0 else "cuda")
         frame = len(rows) * len(columns)
         together, total = tiles_together(tokens, frame, device), frame * len(own.sections(latents))
@@ -126,7 +141,7 @@ class OwnPlanner:
     def _encodes(
         self, own: OwnTiles, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int]
     ) -> Iterator[Plan]:
-        """A tile at a time: it fills a GPU at full size."""
+        """Yield plans of one tile at a time, which fills a GPU at full size, with fewer and fewer frames per step."""
         frames = 1 if size[0] == 1 else own.frames
         latents = 1 if size[0] == 1 else own.latents
         spans = [own.spans(own.unit * n + r) for n, r in zip(size[1:], rest, strict=True)]
@@ -153,7 +168,13 @@ def _raised(plan: Plan, limits: Limits) -> Plan:
 
 
 def layer_bytes(step: Tokens, dtype: torch.dtype, kind: str | None) -> int:
-    """Of one layer's weights on the device."""
+    """Return the bytes of one layer's weights on the device.
+
+    Args:
+        step: the transformer.
+        dtype: of activations.
+        kind: type of products, None: that of activations.
+    """
     w, g = step.width, step.gates
     outputs = 3 * w + w + 2 * g + w
     products = w * (3 * w) + w * w + w * 2 * g + g * w
@@ -163,8 +184,9 @@ def layer_bytes(step: Tokens, dtype: torch.dtype, kind: str | None) -> int:
 
 
 def group_bytes(step: Tokens, rows: int, dtype: torch.dtype, kind: str | None) -> int:
-    """What one group of tiles takes on its way through a layer, besides its tokens: scratch, and what attention or the
-    last sum make."""
+    """Return the bytes that one group of tiles needs in a layer in addition to its tokens.
+
+    These are scratch and the results of attention or of the last sum. rows: tokens of the group."""
     run = planned(rows, step, dtype, kind, torch.device("cpu"))
     return run.nbytes + rows * (2 * step.width * wide_of(kind, dtype).itemsize + 4 * step.width // step.head)
 
@@ -172,8 +194,18 @@ def group_bytes(step: Tokens, rows: int, dtype: torch.dtype, kind: str | None) -
 def blend_bytes(
     own: OwnTiles, rows: list[Span], columns: list[Span], frames: int, dtype: torch.dtype, output: torch.dtype
 ) -> int:
-    """Of one tile's pixels as they come (made, and in order), in fp32 until they leave, and what neighbours and the
-    next section are blended with. frames: latents of a section."""
+    """Return the bytes of one tile's pixels and of the parts that others are blended with.
+
+    The pixels exist as they are made, in order, and in fp32 until they leave; parts are kept for neighbouring tiles and
+    for the next section.
+
+    Args:
+        own: sizes of the network's own tiles.
+        rows, columns: tiles on each axis.
+        frames: latents of a section.
+        dtype: of activations.
+        output: of results.
+    """
     height, width, shown = rows[0].end, columns[0].end, own.frames + own.blended
     tile = 3 * height * width * (3 * own.rate * frames * dtype.itemsize + shown * (4 * 4 + 4 * output.itemsize))
     below, right = (max(s.shared for s in spans) for spans in (rows, columns))

@@ -1,4 +1,4 @@
-"""What plain torch takes: dry runs of the network's own modules on the meta device."""
+"""Memory of plain torch: dry runs of the network's own modules on the meta device."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Torch:
-    """How plain torch takes memory. products: convolutions are matrix products (engine/kernels/exact.py). reserves:
-    what it frees stays reserved, in the blocks into which it was cut. anywhere: wherever a driver lays these, and not
-    as in a new process."""
+    """Way in which plain torch takes memory.
+
+    products: convolutions are matrix products (engine/kernels/exact.py). reserves: freed memory stays reserved, in the
+    blocks that it was cut into. anywhere: take the largest of several orders of segments, not that of a new process."""
 
     products: bool = False
     reserves: bool = False
@@ -43,30 +44,35 @@ class Torch:
 
     @classmethod
     def on(cls, device: torch.device, dtype: torch.dtype, tf32: bool) -> Torch:
+        """Return the way in which torch takes memory on this device, in a new process."""
         return cls(as_products(device, dtype, tf32), keeps_blocks(device))
 
 
 class Taken(NamedTuple):
-    """Bytes at most: reserved, which is what counts, and in use."""
+    """Peaks in bytes: reserved (the one that plans state) and in use."""
 
     reserved: int
     live: int
 
 
-#: Latents of clips through which longer ones are extrapolated: 121 frames of Cosmos are 16, of Mochi 21.
+#: Lengths in latents of the clips from which longer ones are extrapolated: 121 frames of Cosmos are 16 latents, of
+#: Mochi 21.
 LINE, PARABOLA = (4, 10), (8, 20, 32)
-#: The same where all of them are gathered, each a tensor of its own: 4093 frames of HunyuanVideo are 1024.
+#: The same where all latents are gathered, each a tensor of its own: 4093 frames of HunyuanVideo are 1024.
 GATHERED = (512, 1024)
-#: Where nothing of every frame stays, clips of no more than this are walked as they are: LTX 0.9.1, which looks
-#: farthest ahead, needs 33 to 39. The parabola was up to 1 % from what clips of 125 latents take.
+#: Where no part of every frame stays, clips of at most this many latents are run dry at full length: LTX 0.9.1, which
+#: looks farthest ahead, needs 33 to 39. The parabola was up to 1 % from the peak of clips of 125 latents.
 FEW = 40
-#: Latents of a clip that is walked in several orders of segments, in twice the time of one: two chunks of up to four.
+#: Latents of a clip that is run dry with several orders of segments (two chunks of up to four), in twice the time of
+#: one order.
 IN_ORDERS = 8
 
 
 class PlainWalk:
-    """For one model. Each walk takes two chunks (the second one meets a full history) of one clip, or more where
-    frames come late, and is remembered."""
+    """Dry runs of one model in plain torch.
+
+    Each covers two chunks of one clip (the second one meets a full history), or more where frames come late, and its
+    peak is cached."""
 
     def __init__(self, architecture: Architecture, config: Any, dtype: torch.dtype, flash_attention: bool) -> None:
         self._architecture, self._config = architecture, config
@@ -76,20 +82,30 @@ class PlainWalk:
         self._whole = functools.lru_cache(maxsize=1024)(self._walk_whole)
         self._front = functools.lru_cache(maxsize=1024)(self._walk_front)
         self._tile = functools.lru_cache(maxsize=1024)(self._walk_tile)
-        #: Of the steps of a half, as products or not.
+        #: (component, convolutions as products) -> records of its steps.
         self._known: dict[tuple[str, bool], defaultdict[Step, Known]] = defaultdict(lambda: defaultdict(Known))
 
     def peak(
         self, half: str, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, how: Torch,
         most: float = math.inf,
     ) -> int:  # fmt: skip
-        """Bytes besides the weights, for `latents` of frames or tiles of these latent pixels; rest: pixels that fill
-        none. What takes more than `most` is walked until that is known: about its bytes, but more than `most`."""
+        """Return the peak in bytes in addition to the weights.
+
+        Args:
+            half: "encoder" or "decoder".
+            latents: of the clip.
+            steps: latents of a chunk and frames per step.
+            frame, tile: height and width in latent pixels; equal for whole frames.
+            rest: rows and columns of pixels that fill no latent pixel.
+            how: the way in which torch takes memory.
+            most: bytes above which the exact peak does not matter: the dry run then ends early, and the result is an
+                estimate that is more than `most`.
+        """
         program = getattr(self._model, half).program
         if tile == frame and not program.gathers:
             lengths = self._lengths(program, latents, steps)
             return self._long(lambda n, how: self._whole(half, n, steps, frame, rest, how), *lengths, how, most)
-        # What sees whole frames and what sees tiles run one after the other.
+        # The part on whole frames and the part on tiles run one after the other.
         front, channels = self._before_tiles(half, latents, steps, frame, how)
         if front > most:
             return front
@@ -103,8 +119,8 @@ class PlainWalk:
         return max(front, waiting + tiles)
 
     def _parts(self, program: Program) -> tuple[Program, Program]:
-        """What sees whole frames, and what sees tiles."""
-        if not keeps(program):  # only one of them may
+        """Split a program into the part that runs on whole frames and the part that runs on tiles."""
+        if not keeps(program):  # then neither part does; else only one of them may
             return program, program
         at = program.before(TILES)
         parts = [replace(program, items=items) for items in (program.steps[:at], program.steps[at:])]
@@ -112,7 +128,7 @@ class PlainWalk:
         return whole, single
 
     def _before_tiles(self, half: str, latents: int, steps: Steps, frame: Size, how: Torch) -> tuple[int, int]:
-        """Bytes of what sees whole frames, whatever the tiles, and the channels of the features beside it."""
+        """Return the peak bytes of the part that runs on whole frames, and the channels between it and the tiles."""
         program, channels = getattr(self._model, half).program, 0
 
         def front(latents: int, how: Torch) -> Taken:
@@ -125,8 +141,9 @@ class PlainWalk:
         return self._long(front, *self._lengths(self._parts(program)[0], latents, steps), how), channels
 
     def _lengths(self, program: Program, latents: int, steps: Steps) -> tuple[int, Sequence[int]]:
-        """Latents after which a part of a network takes no more: of `latents`, two chunks and those after which as many
-        frames wait within it as ever will. And those of the clips that are walked for it."""
+        """Return the latents after which the peak of a program grows no more, and the lengths of clips to run dry.
+
+        These are at most `latents`: two chunks, and the latents after which as many frames wait in it as ever will."""
         if keeps(program):
             return latents, LINE if program.waits else PARABOLA
         if program.late and program.chunk:
@@ -140,8 +157,7 @@ class PlainWalk:
         self, walk: Callable[[int, Torch], Taken], latents: int, short: Sequence[int], how: Torch,
         most: float = math.inf,
     ) -> int:  # fmt: skip
-        """What a clip of so many latents takes as in a new process. Where its blocks may lie anywhere, that is more by
-        as much as in a clip of IN_ORDERS."""
+        """Return the peak of a clip in a new process; with `how.anywhere` times the ratio found with IN_ORDERS."""
         new = replace(how, anywhere=False)
         taken = self._extrapolated(lambda n: walk(n, new), latents, short, most)
         if not how.anywhere:
@@ -152,13 +168,15 @@ class PlainWalk:
     def _extrapolated(
         self, walk: Callable[[int], Taken], latents: int, short: Sequence[int], most: float
     ) -> int:  # fmt: skip
-        """Of a walk of so many latents; short: those that longer ones are extrapolated from. Where something of every
-        frame stays, what is in use grows by as much with each latent. What is reserved does so too where frames wait
-        one by one for the clip's end, or are gathered, and by more each time where pieces grow: longer clips are then
-        on a line, or a parabola, through shorter ones. Against walks of all latents: a line within 3 % (30 latents of
-        424x240 pixels, the one point tried), and within 0.5 % where they are gathered (1500 and 5000 latents of 512x512
-        and 640x360 pixels). What is in use in a shorter one is so in a longer one too: where that is more than `most`,
-        no more are walked, and it is taken for the same of each latent, from which `largest` guesses well."""
+        """Return the peak of a clip of so many latents, extrapolated from the lengths in `short` where it is longer.
+
+        Where a part of every frame stays, memory in use grows by the same bytes with each latent. Reserved memory does
+        so too where frames wait one by one for the clip's end, or are gathered, and grows faster where single tensors
+        grow: longer clips are then on a line, or on a parabola, through shorter ones. Compared with dry runs of all
+        latents: a line is within 3 % (30 latents of 424x240 pixels, the one point tried), and within 0.5 % where they
+        are gathered (1500 and 5000 latents of 512x512 and 640x360 pixels). A longer clip uses at least the memory of a
+        shorter one: where that is more than `most`, no more are run, and the result is this memory in proportion to the
+        latents, which is a good guess for `largest`."""
         if latents <= short[-1]:
             return walk(latents).reserved
         for n in short[:-1]:
@@ -198,11 +216,11 @@ class PlainWalk:
     def _walk_front(
         self, half: str, latents: int, chunk: int, frame: Size, how: Torch
     ) -> tuple[Taken, int]:
-        """The part that sees whole frames at latent resolution, and the channels of the features beside it."""
+        """Run the part on whole frames at latent resolution; return its peak and the channels between it and tiles."""
         memory, channels = PeakMemory(*astuple(how)), 0
         part = self._repeated(half, how, memory)
         if half == "encoder":
-            # What a tile of one latent pixel is made into has as many channels as any.
+            # Features of a small tile have as many channels as those of any other.
             shape = (1, part.program.takes, 1, 2 * self._spatial, 2 * self._spatial)
             whole = getattr(self._model, half)
             video = torch.empty(shape, device="meta", dtype=whole.input_type(self._dtype))
@@ -243,7 +261,7 @@ class PlainWalk:
         return repeated(getattr(self._model, half), memory, self._known[half, how.products])
 
     def _peak(self, program: Callable[[], None], memory: PeakMemory) -> Taken:
-        with attention_scope(self._flash_attention), unseen():  # steps are seen by themselves
+        with attention_scope(self._flash_attention), unseen():  # steps themselves run inside `seen`
             return Taken(peak_bytes(program, memory), memory.live)
 
     def _latents(self, latents: int, chunk: int, size: Size) -> Iterable[Tensor]:
@@ -263,19 +281,20 @@ class PlainWalk:
 
 
 def keeps(program: Program) -> bool:
-    """Whether something of every frame stays until the clip ends."""
+    """Check if a part of every frame stays until the clip ends."""
     return program.waits or (math.inf in program.reach and not (program.late and program.chunk))
 
 
 class _Sampled:
-    """A half of the network whose `high` walks the first and the last steps of a chunk. The last one also meets a full
-    history and all frames before it: of those between, only what they leave is counted. A step that finds and leaves
-    everything as the one before it needs what that has needed."""
+    """Component whose `high` runs only the first and the last steps of a chunk dry.
+
+    The last one also meets a full history and all earlier frames; of the steps between, only the results are counted.
+    A step that finds and leaves everything as the previous one did needs the same memory."""
 
     def __init__(self, part: nn.Module, memory: PeakMemory) -> None:
         self._part, self._memory = part, memory
         self.low, self.between, self.program = part.low, part.between, part.program
-        #: Frames that the latest step took, and what it made of them.
+        #: Frames that the latest step took, and the shape of its result.
         self._took = 0
         self._left: torch.Size | None = None
         self._more = 0
@@ -284,7 +303,7 @@ class _Sampled:
 
     def high(self, x: Tensor, state: State) -> Tensor:
         if self._between:
-            frames = x.shape[2] * max(self._left[2], 1) // self._took  # not every step may have a result
+            frames = x.shape[2] * max(self._left[2], 1) // self._took  # a step may have no result yet
             return x.new_empty(*self._left[:2], frames, *self._left[3:])
         y = self._walked(x, state, lambda: self._part.high(x, state))
         if y is None:
@@ -293,13 +312,13 @@ class _Sampled:
         return y
 
     def each(self, x: Tensor, state: State) -> Iterator[Tensor]:
-        """Nothing: whoever takes the parts keeps none of them."""
+        """Run the step and yield nothing: callers keep none of the parts."""
         if not self._between:
             self._walked(x, state, lambda: _run(self._part.each(x, state)))
         yield from ()
 
     def _walked(self, x: Tensor, state: State, work: Callable[[], T]) -> T | None:
-        """work(), or None where it needs and leaves what it did before."""
+        """Return work(), or None where it needs and leaves the same as the previous time."""
         found = [x.shape, *_sizes(state)]
         if found == self._found and not state.ending:
             self._memory.need(self._more)
@@ -309,7 +328,7 @@ class _Sampled:
         return made
 
     def split(self, x: Tensor, size: int) -> Iterator[Tensor]:
-        """As `stream.split`, but full steps between the first and the last one come as one."""
+        """Split as `stream.split` does, but with all full steps between the first and the last one as one part."""
         full = x.shape[2] // size if size else 1
         if full < 3 or self.program.late:
             yield from split(x, size)
@@ -321,13 +340,13 @@ class _Sampled:
 
 
 def _sizes(state: State) -> list[torch.Size]:
-    """Of what stays, frames that wait for the clip's end among it."""
+    """Return the shapes of histories and of frames that wait for the clip's end."""
     waiting = (frame for frames in state.waiting.values() for frame in frames)
     return [kept.shape for kept in (*state.histories.values(), *waiting)]
 
 
 def _run(parts: Iterable[object]) -> None:
-    """None of them is kept while the next one is made."""
+    """Consume an iterator and keep none of its results."""
     deque(parts, 0)
 
 
@@ -337,4 +356,4 @@ def _run_each(chunks: Iterable[Iterable[object]]) -> None:
 
 
 def _nothing() -> None:
-    """Walks are short: nobody cancels one."""
+    """Stand in for a check of cancellation: dry runs are too short to be cancelled."""

@@ -1,8 +1,4 @@
-"""Chooses chunking and tiles so that a decode or encode stays below a memory target.
-
-Each candidate's peak comes from a dry walk: of the fused program, or of the network itself on the meta device
-(plain_walk.py).
-"""
+"""Choose chunks and tiles for a memory target, by dry runs of each candidate (fused_walk.py, plain_walk.py)."""
 
 from __future__ import annotations
 
@@ -37,20 +33,20 @@ from .plain_walk import PlainWalk, Torch, keeps
 
 #: Chunks longer than this gain nothing but need more memory.
 MAX_LATENTS = 4
-#: Where nobody says more.
+#: Defaults of `Planner.plan`.
 DEFAULT, NONE = Request(), Limits()
 
 
 class Planner:
-    """Plans for one model. Dry walks are remembered, so the same question costs nothing the second time."""
+    """Planner of one model. Dry runs are cached, so the same question costs nothing the second time."""
 
     def __init__(
         self, walk: FusedWalk, fused: Callable[[], bool], how: Callable[[], Torch] = Torch, kind: str | None = None,
         waits: bool = False,
     ) -> None:  # fmt: skip
-        """walk: of the model; what it packs for is what plans are for. fused: whether the fused operators run it.
-        how: plain torch takes memory. kind: of 8-bit products beside convolutions. waits: the model's own weights, in
-        host memory, until a run reads them."""
+        """Prepare plans for the operands that `walk` packs. fused: returns True where the fused operators run it. how:
+        returns the way in which plain torch takes memory. kind: type of 8-bit products that are no convolutions. waits:
+        the model's own weights are in host memory until a run reads them."""
         architecture = walk.architecture
         self.walk = walk
         self.spatial, self._temporal = architecture.spatial, architecture.temporal
@@ -63,12 +59,12 @@ class Planner:
 
     @functools.cached_property
     def _besides(self) -> Callable[[str, bool], int]:
-        """(half, whether it runs fused) -> bytes that its run takes besides its own memory."""
+        """Return a function: (component, True where it runs fused) -> bytes in addition to a run's own memory."""
         return functools.cache(functools.partial(besides, self._model, self._waits, self._dtype.itemsize))
 
     @functools.cached_property
     def _own(self) -> OwnPlanner | None:
-        """Of networks that tile themselves."""
+        """Return the planner of a self-tiling network; None for others."""
         if self.walk.architecture.own is None:
             return None
         return OwnPlanner(self._model, self.walk, self._plain, self._kind, self._fused, self._how, self._besides)
@@ -86,12 +82,16 @@ class Planner:
         rest: tuple[int, int] = (0, 0),
         check: Callable[[], None] = lambda: None,
     ) -> Plan:
-        """Plan `half` ("decoder" or "encoder") for latents of this size: T, height, width.
+        """Return the plan of a component ("decoder" or "encoder") for latents of this size: T, height, width.
 
-        limits: what there is in bytes, whatever the request says in GB. rest: an encoder's rows and columns of pixels
-        that fill no latent pixel. check: called between dry walks, may raise. Raises InputError on impossible options
-        and PlanError, naming the option that is the cause and what would fit, when nothing stays below the target; with
-        "auto" only when no plan does, whatever it gives up (`Plan.note`).
+        Args:
+            limits: in bytes; they replace the GB of the request.
+            rest: an encoder's rows and columns of pixels that fill no latent pixel.
+            check: called between dry runs; may raise.
+        Raises:
+            InputError: impossible options.
+            PlanError: nothing stays below the target; names the option to change and a value that fits. With "auto"
+                only when no plan does, whatever it gives up (`Plan.note`).
         """
         request.check(self.spatial)
         check_frame(self._program(half), *size[1:])
@@ -111,7 +111,7 @@ class Planner:
     # -- one way of tiling each --------------------------------------------------------------------------------------
 
     def _untiled(self, ask: Ask, target: int | None) -> Plan:
-        """Whole frames, in bands where they are asked for and can be."""
+        """Return a plan for whole frames, in bands where they are asked for and possible."""
         if ask.band:
             plan = self._first_fit(ask, self._whole(ask), target)
             if plan is not None and plan.parking is not None:
@@ -128,7 +128,7 @@ class Planner:
         return plan
 
     def _blended(self, ask: Ask, tile: int, overlap: int, target: int | None) -> Plan:
-        """Tiles of this size in pixels, or (0) the largest that fit."""
+        """Return a plan for tiles of this size in pixels, or (0) for the largest that fit."""
         grids = self._grids(ask, tile, overlap)
         plan = self._fit_tiles(ask, grids, target)
         if plan is not None:
@@ -146,7 +146,7 @@ class Planner:
         )
 
     def _auto(self, ask: Ask, target: int | None, room: int | None) -> Plan:
-        """Whole frames below the target, or below what it may be raised to; else blended tiles."""
+        """Return a plan for whole frames below the target, or below the raised target; else for blended tiles."""
         limits = [target] + ([room] if target is not None and room is not None and room > target else [])
         # A shorter chunk gives the same frames.
         asks = [ask] + ([replace(ask, chunk=0)] if ask.chunk > 1 else [])
@@ -163,7 +163,7 @@ class Planner:
         raise PlanError(self._smallest(ask).format(**self._needs(asks[-1], grids[-1], limits[-1])))
 
     def _noted(self, plan: Plan, ask: Ask, used: Ask, target: int | None, limit: int | None) -> Plan:
-        """With what was given up: `ask` and `target` were asked for, `used` and `limit` are what the plan is for."""
+        """Return the plan with a note on what differs between `ask`, `target` (asked for) and `used`, `limit`."""
         notes = []
         if plan.tiled:
             notes += [refusals.APPROXIMATE, self._no_whole(used, limit, refusals.SMALLER)]
@@ -182,13 +182,13 @@ class Planner:
         return grid(ask.height, ask.width, s * max(ask.height, ask.width), 0, s)
 
     def _grids(self, ask: Ask, tile: int, overlap: int) -> list[Grid]:
-        """From large to small tiles."""
+        """Return the grids to try, from large to small tiles."""
         size, s = (ask.height, ask.width), self.spatial
         return [grid(*size, tile, overlap, s)] if tile else list(shrinking(*size, overlap, s))
 
     def _fit_tiles(self, ask: Ask, grids: list[Grid], target: int | None) -> Plan | None:
-        """The plan of the largest tiles below the target; None where none is."""
-        plan = self._first_fit(ask, grids[0], target)  # whole frames may be parked, which tiles are not
+        """Return the plan of the largest tiles below the target; None where none is."""
+        plan = self._first_fit(ask, grids[0], target)  # histories of whole frames may be parked, those of tiles not
         if plan is not None or len(grids) == 1:
             return plan
         fixed = self._besides(ask.half, self._runs_fused(ask, grids[-1]))
@@ -197,7 +197,7 @@ class Planner:
         return next((plan for plan in plans if plan is not None), None)
 
     def _first_fit(self, ask: Ask, tiles: Grid, target: int | None) -> Plan | None:
-        """The roomiest plan below the target."""
+        """Return the first, and largest, plan below the target; None where none is."""
         if target is not None and not ask.band and self._least(ask, tiles, target) > target:
             return None
         for option in self._options(ask, tiles, target):
@@ -208,7 +208,7 @@ class Planner:
         return None
 
     def _least(self, ask: Ask, tiles: Grid, target: int | None = None) -> int:
-        """Peak of the leanest plan; of one above the target, about that, but more than the target."""
+        """Return the peak of the leanest plan; above the target it is an estimate, but more than the target."""
         ask.check()
         if not self._runs_fused(ask, tiles):
             *_, steps = self._plain_steps(ask)
@@ -233,8 +233,7 @@ class Planner:
         return self._fused() and self.walk.why_not(ask.half) is None
 
     def _plain_peak(self, ask: Ask, tiles: Grid, steps: Steps, target: int | None = None) -> int:
-        """Wherever a driver lays what torch reserves, which is what plans and refusals state; to be compared with a
-        target, first as a new process has it."""
+        """Return plain torch's peak: over all orders of segments, or to compare with `target`, in a new process."""
         tile = tiles.rows.size, tiles.cols.size
         frame, how = (ask.height, ask.width), self._how()
         if target is None:
@@ -244,7 +243,7 @@ class Planner:
         return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, how, most)
 
     def _options(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
-        """Plans without the weights in their peak, from roomy to lean."""
+        """Yield plans from most memory to least; their peaks do not include the weights."""
         rows, cols = tiles.rows.size, tiles.cols.size
         if self._runs_fused(ask, tiles):
             if not ask.band:
@@ -264,11 +263,11 @@ class Planner:
             yield Plan(some, tiles, self._plain_peak(ask, tiles, some))
 
     def _plain_steps(self, ask: Ask) -> Iterator[Steps]:
-        single = self.walk.single(ask.half)  # they go through one by one whatever the frames per step
+        single = self.walk.single(ask.half)  # frames then run one by one, whatever the frames per step
         return itertools.islice(_steps(ask.latents, ask.chunk or int(single)), 1 if single else None)
 
     def _fused_steps(self, ask: Ask, rows: int, cols: int) -> Iterator[Steps]:
-        """From what fills the GPU down to one frame per step."""
+        """Yield steps from those that fill the GPU down to one frame per step."""
         frames = self.walk.frames_per_step(ask.half, self.spatial * rows, self.spatial * cols)
         while frames:
             yield self._step(ask, -(-frames // self._temporal), frames)
@@ -289,7 +288,7 @@ class Planner:
         return getattr(self._model, half).program
 
     def _chunks(self, half: str) -> tuple[int, int] | None:
-        """Latents of a clip's first chunk and of the others that the fused walk of a half must take at once."""
+        """Return the latents of a clip's first chunk and of the others, where the network fixes them; else None."""
         return self._program(half).chunk
 
     def _fused_plan(self, ask: Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
@@ -300,14 +299,14 @@ class Planner:
         frame = None if len(tiles) == 1 else (ask.height, ask.width)
         size, walk = (tiles.rows.size, tiles.cols.size), self.walk
         clip = ask.latents if self._program(ask.half).gathers else 0
-        # Pictures are one clip, however many; behind a clip of one chunk another one's frames may arrive.
+        # All pictures are one clip; after a video clip of one chunk another clip's frames may arrive.
         alone = self._still(ask) and ask.latents <= steps.latents
         return walk.sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest, clip,
                           alone)  # fmt: skip
 
     def _parking_plans(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
-        """With histories in host memory: the quickest plan per frame below the target, then the leanest."""
-        # Histories travel once per step: more frames per step are more work to hide that behind, in more memory.
+        """Yield the plan with parked histories that is fastest per frame below the target, or else the leanest one."""
+        # Histories are copied once per step: more frames per step hide more of the copies, but take more memory.
         sizes = ((4, 8), (2, 8), (2, 4), (1, 4), (2, 2), (1, 2), (1, 1))
         options = list(dict.fromkeys(self._step(ask, *size) for size in sizes))
         if ask.band:
@@ -339,7 +338,7 @@ class Planner:
         return f"{self.spatial * ask.width}x{self.spatial * ask.height}"
 
     def _needs(self, ask: Ask, tiles: Grid, target: int | None) -> dict[str, str]:
-        """What every refusal says: the frame, what it takes in these tiles, and the target."""
+        """Return the fields of every refusal: the frame, its memory in these tiles, the target and the option."""
         needs = in_gb(self._least(ask, tiles))
         return {"size": self._size(ask), "needs": needs, "target": in_gb(target), "option": ask.option}
 
@@ -348,12 +347,12 @@ class Planner:
         return refusals.SMALLEST_CLIP if keeps(program) or program.gathers else refusals.SMALLEST
 
     def _no_whole(self, ask: Ask, target: int | None, last: str) -> str:
-        """Why whole frames do not fit and what would make them; last: the last way out."""
+        """Return a message that says why whole frames do not fit and how they would; `last`: the last remedy."""
         ways = self._ways(ask, target, last)
         return refusals.WHOLE.format(**self._needs(ask, self._whole(ask), target), ways=ways)
 
     def _long_chunk(self, ask: Ask, grids: list[Grid], target: int | None) -> str:
-        """A refusal where the chunk that the user chose is the cause."""
+        """Return a refusal if the chunk that the user chose is the cause, else an empty text."""
         plan = self._fit_tiles(replace(ask, chunk=0), grids, target) if ask.chunk > 1 else None
         if plan is None:
             return ""
@@ -361,14 +360,14 @@ class Planner:
         return refusals.CHUNK.format(**needs, chunk=ask.chunk, fits=plan.steps.latents)
 
     def _with_chunk(self, ask: Ask, tiles: Grid, refusal: Callable[[Ask], str]) -> str:
-        """The refusal as it is without the chunk that the user chose, and what that takes where it is more."""
+        """Return the refusal without the user's chunk, and the memory of that chunk where it needs more."""
         shorter = replace(ask, chunk=0)
         needs = self._least(ask, tiles)
         more = refusals.CHUNK_TOO.format(chunk=ask.chunk, needs=in_gb(needs))
         return refusal(shorter) + (f"; {more}" if needs > self._least(shorter, tiles) else "")
 
     def _ways(self, ask: Ask, target: int | None, last: str) -> str:
-        """Ways to whole frames: `last`, before it what parking would take where that is more than the host may give."""
+        """Return the remedies for whole frames: `last`, after raising ram_gb where parking needs more than allowed."""
         if not self._can_fuse(ask):
             leaner = self._dtype == torch.float32 and ask.host != 0
             return refusals.LEANER.format(ways=last) if leaner else last
@@ -392,7 +391,7 @@ class Planner:
 
 
 def _steps(latents: int, chunk: int) -> Iterator[Steps]:
-    """Schedules from roomy to lean; a chunk the user chose is kept, only its frames per step shrink."""
+    """Yield steps from most memory to least; a chunk that the user chose is kept, with fewer frames per step."""
     sizes = [chunk] if chunk else [n for n in (MAX_LATENTS, 2, 1) if n == 1 or n <= latents]
     for n in sizes:
         yield Steps(min(n, latents), 0)

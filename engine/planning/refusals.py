@@ -1,8 +1,8 @@
-"""What plans say where nothing fits or a wish gives way: whole sentences, which the panel has in other languages.
+"""Messages of plans where nothing fits or an option is overruled: whole sentences, which the panel translates.
 
 size: a frame in pixels, "1280x720"; needs, target and other memory as `in_gb` gives it; tile_px, overlap_px: in pixels.
-option: what raises the target, vram_gb or, on a CPU, ram_gb. ways: further ways out, each of which may have more behind
-it.
+option: the one that raises the target, vram_gb or, on a CPU, ram_gb. ways: further remedies, each of which may be
+followed by more.
 """
 
 SMALLEST = (

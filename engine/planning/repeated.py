@@ -1,5 +1,7 @@
-"""Steps of a dry walk that are walked once for the sizes they meet: what they take and leave depends on nothing else.
-Later ones, and others that differ in nothing but their names, follow the record."""
+"""Run each step of a dry run once for each set of sizes, and replay the record for equal ones.
+
+A step's memory and results depend on the sizes alone. Later calls replay the record, and so do steps that differ only
+in their names."""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from .dryrun import Event, PeakMemory, seen
 
 @dataclass(frozen=True)
 class _Made:
-    """A tensor in a storage of its own, by the storage's number in the record."""
+    """Description of a tensor in a storage of its own, by the storage's number in the record."""
 
     number: int
     nbytes: int
@@ -37,21 +39,25 @@ class _Made:
         return cls(number, nbytes, x.shape, x.stride(), x.storage_offset(), x.dtype)
 
     def again(self) -> Tensor:
-        if self.nbytes == math.prod(self.shape) * self.dtype.itemsize:  # nothing of the storage lies outside
+        """Return an equal tensor on the meta device."""
+        if self.nbytes == math.prod(self.shape) * self.dtype.itemsize:  # the tensor covers all of its storage
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
         whole = torch.empty(self.nbytes // self.dtype.itemsize, dtype=self.dtype, device="meta")
         return whole.as_strided(self.shape, self.stride, self.offset)
 
 
-#: The key of a history, or that and the place of a frame that has waited for the clip's end.
+#: Key of a history and None, or key and place of a frame that has waited for the clip's end.
 _Gone = tuple[str, "int | None"]
 
 
 @dataclass(frozen=True)
 class _Record:
-    """events: of its memory; where what was there before went, what that was. result: None: its input. counts, through,
-    waits, taken: what it noted besides, the last two of where its input waits for the clip's end, and of whose frames
-    have done so."""
+    """Record of a step.
+
+    events: its allocations and releases; with each release of an older storage, the history or frame that it was.
+    result: None where it is the input. histories, constants: those that it wrote (None: dropped). counts, through: its
+    changes to these fields of the State. waits: keys under which its input waits for the clip's end. taken: keys whose
+    waiting frames it took."""
 
     events: list[tuple[Event, _Gone | None]]
     result: _Made | None
@@ -64,7 +70,7 @@ class _Record:
 
 
 class _Histories(dict[str, Tensor]):
-    """Knows which were asked for, and which were written or dropped."""
+    """Histories that note which keys were read, and which were written or dropped."""
 
     def __init__(self, histories: dict[str, Tensor]) -> None:
         super().__init__(histories)
@@ -94,7 +100,7 @@ class _Histories(dict[str, Tensor]):
 
 
 class _Counts(Counter[str]):
-    """Knows which were asked for."""
+    """Counts that note which keys were read."""
 
     def __init__(self, counts: Counter[str]) -> None:
         super().__init__(counts)
@@ -106,7 +112,7 @@ class _Counts(Counter[str]):
 
 
 class _Through(set[str]):
-    """Knows which were asked for."""
+    """Set of finished norms that notes which keys were looked up."""
 
     def __init__(self, through: set[str]) -> None:
         super().__init__(through)
@@ -119,16 +125,19 @@ class _Through(set[str]):
 
 @dataclass(frozen=True)
 class _Facts:
-    """asks: what a step has asked its State for: histories, constants, counts and norms that are through. records: by
-    those. All keys are as the step's own name is `_OWN`."""
+    """Findings about steps that are alike.
+
+    asks: keys that a step has looked up in its State: histories, constants, counts and finished norms. records: by the
+    input and what was found under these keys. In all keys `_OWN` stands for the step's name."""
 
     asks: tuple[frozenset[str], ...] = (frozenset(),) * 4
     records: dict[Hashable, _Record] = field(default_factory=dict)
 
 
 class Known:
-    """What walks have found out of steps that are alike, for all of one half under the same operators. Threads may
-    share it: facts are replaced, not changed, when a step asks for more."""
+    """Holder of the facts about steps that are alike, for one component under the same operators.
+
+    Threads may share it: when a step looks up more keys, the facts are replaced, not changed."""
 
     def __init__(self) -> None:
         self.facts = _Facts()
@@ -139,7 +148,7 @@ _OWN = "\0"
 
 
 class Repeated:
-    """Stands for a Step in a plain walk."""
+    """Stand-in for a Step in a dry run of plain torch."""
 
     def __init__(self, step: Step, memory: PeakMemory, known: Known) -> None:
         self.name, self.size = step.name, step.size
@@ -163,18 +172,18 @@ class Repeated:
         record = facts.records.get(question)
         if record is None:
             return self._walked(facts, question, part, x, state)
-        with torch._C._DisableTorchDispatch():  # what the modes would make of it is known
+        with torch._C._DisableTorchDispatch():  # the modes would count again what the record holds
             return self._followed(record, x, state)
 
     def _question(self, facts: _Facts, x: Tensor, state: State) -> Hashable:
-        """All that what the step takes, makes and leaves depends on."""
+        """Return everything that the step's memory and results depend on, as a key of its records."""
         histories, constants, counts, through = facts.asks
         found = [(key, _form(history)) for key in histories
                  if (history := dict.get(state.histories, self._full(key))) is not None]  # fmt: skip
         found += [key for key in constants if dict.__contains__(state.constants, self._full(key))]
         found += [key for key in counts if dict.get(state.counts, self._full(key))]
         found += [key for key in through if set.__contains__(state.through, self._full(key))]
-        if state.ending:  # before it, whoever waits does not look at those that have waited
+        if state.ending:  # earlier, steps do not look at frames that wait
             found += [(self._local(key), *map(_form, frames)) for key, frames in state.waiting.items()
                       if self.name in key]  # fmt: skip
         return _form(x), state.ending, state.inside, frozenset(found)
@@ -196,7 +205,7 @@ class Repeated:
         written = state.histories.written
         asked = [written | state.histories.asked, *(each.asked for each in watched[1:])]
         asks = tuple(known.union(map(local, more)) for known, more in zip(facts.asks, asked, strict=True))
-        if asks != facts.asks:  # its questions were too short
+        if asks != facts.asks:  # the question lacked keys that the step depends on
             self._known.facts = _Facts(asks)
             return y
         noted = {k: dict.__getitem__(state.constants, k) for k in state.constants.written}
@@ -246,8 +255,9 @@ class Repeated:
 
 
 class _Picture:
-    """Stands for all that one picture goes through in a plain walk: without a State, so that a record needs to know
-    nothing but its size. A chunk may be of thousands."""
+    """Stand-in for all steps of one picture in a dry run of plain torch.
+
+    They have no State, so a record depends on the picture's size alone. A chunk may have thousands of pictures."""
 
     def __init__(self, steps: Sequence[Step], memory: PeakMemory, known: Known) -> None:
         self._steps, self._memory, self._known = steps, memory, known
@@ -274,8 +284,10 @@ def _form(x: Tensor) -> Hashable:
 
 
 def _named(memory: PeakMemory, events: Iterable[Event], tensors: list[Tensor | None]) -> list[_Made | None] | None:
-    """Tensors that a step left, by their storages' numbers; None where these are not exactly those that it made and did
-    not give back: nobody can follow it then."""
+    """Describe the tensors that a step left, by the numbers of their storages.
+
+    Returns None where these are not exactly the storages that it made and did not release: it cannot be replayed then.
+    """
     numbers = [memory.number(t) for t in tensors if t is not None]
     own = [e for e in events if e.own and e.number is not None]
     given_back = {e.number for e in own if not e.takes}
@@ -286,7 +298,13 @@ def _named(memory: PeakMemory, events: Iterable[Event], tensors: list[Tensor | N
 
 
 def repeated(half: Half, memory: PeakMemory, known: Mapping[Step, Known]) -> Half:
-    """The half with steps that are walked once for the sizes they meet. known: of its steps, without their names."""
+    """Return the component with steps that run once for each set of sizes and are replayed afterwards.
+
+    Args:
+        half: the component, on the meta device.
+        memory: counts its tensors.
+        known: step without its name -> facts, kept from one dry run to the next.
+    """
     other = copy.copy(half)
     for part in ("_low", "_mid", "_high"):
         setattr(other, part, [_stand_in(step, memory, known[_nameless(step)]) for step in getattr(half, part)])

@@ -1,7 +1,8 @@
-"""A clip shared among devices: who makes which latents' results, so that all are done at the same time.
+"""Divide a clip among devices so that all finish at the same time.
 
-Time is counted in latents: what one takes in the middle of a clip on a device of rate 1, by the steps' operations. A
-share that does not begin with a clip first takes its steps to where its results begin: the lead.
+Time is counted in latents: the unit is the time of one latent in the middle of a clip on a device of rate 1, by the
+steps' operations. A share that does not begin with a clip first brings its steps to where its results begin: the
+warm-up (`lead`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..run.sections import frames_of, latent_of
 
 @dataclass(frozen=True)
 class Share:
-    """Latents [first, end) of all clips, one clip behind the other, for the device of this number."""
+    """Latents [first, end) of all clips, one clip after the other, for the device of this number; lead: warm-up."""
 
     device: int
     first: int
@@ -27,17 +28,19 @@ class Share:
     lead: float
 
     def parts(self, latents: int) -> list[tuple[int, int, int]]:
-        """(clip, first, end) in clips of `latents`."""
+        """Return the share's parts as (clip, first, end) latents within clips of `latents`."""
         clips = range(self.first // latents, -(-self.end // latents))
         return [(c, max(self.first - c * latents, 0), min(self.end - c * latents, latents)) for c in clips]
 
 
 class Leads:
-    """What a share takes besides its latents, by its first one within its clip: the lead, less what the clip's first
-    latent spares each step that begins with it, being one frame. results: of a latent."""
+    """Warm-up time of a share, by its first latent within its clip.
+
+    Steps that begin with the clip save time, because its first latent is one frame: that is subtracted. results: number
+    of a latent's results."""
 
     def __init__(self, program: Program, height: int, width: int) -> None:
-        """height, width: of what goes into the program."""
+        """Compute the operations of each step; height, width: of the program's input."""
         self._steps, self.results = program.begins, program.rates[-1]
         self._costs, self._spared = [], []
         size, one = (Size(n, height, width, program.takes) for n in (program.rates[0] * _MIDDLE, 1))
@@ -48,15 +51,15 @@ class Leads:
         self._known: dict[int, float] = {}
 
     def of(self, result: int) -> int:
-        """The latent that a result is of."""
+        """Return the latent that a result belongs to."""
         return latent_of(result, self.results)
 
     def begins(self, latent: int) -> int:
-        """The first result of a latent."""
+        """Return the first result of a latent."""
         return frames_of(latent, self.results)
 
     def __call__(self, first: int) -> float:
-        """In latents of the whole network."""
+        """Return the warm-up of a share that begins with this latent, in latents of the whole network."""
         if first not in self._known:
             steps = zip(self._costs, self._spared, self._steps(frames_of(first, self.results)), strict=True)
             spent = sum(cost * max(0, first - begin) - spared * (begin == 0) for cost, spared, begin in steps)
@@ -65,21 +68,22 @@ class Leads:
 
 
 class SectionLeads:
-    """The same of a network that tiles itself: what is shared are its sections, all alike. A decoder's is blended with
-    the one before."""
+    """Warm-up time for a self-tiling network, which is shared by sections, all of the same cost.
+
+    A decoder's section is blended with the previous one, so a share that begins later makes one section more."""
 
     def __init__(self, program: TiledProgram, latents: int) -> None:
         own, self._decodes = program.own, program.half == "decoder"
         self.results = own.frames if self._decodes else own.latents
-        #: Of a clip of so many latents.
+        #: Sections of a clip of so many latents.
         self.count = len(own.sections(latents)) if self._decodes else -(-latents // own.latents)
 
     def of(self, result: int) -> int:
-        """The section that a result is of: the last one has all that follow."""
+        """Return the section that a result belongs to; the last section has all further results."""
         return min(result // self.results, self.count - 1)
 
     def begins(self, section: int) -> int:
-        """The first result of a section; behind the last one, more than there are."""
+        """Return the first result of a section; after the last section, a number larger than any result's."""
         return self.results * section if section < self.count else UNKNOWN
 
     def __call__(self, first: int) -> float:
@@ -87,17 +91,23 @@ class SectionLeads:
 
 
 def leads_of(program: Program, height: int, width: int, latents: int) -> Leads | SectionLeads:
-    """height, width: of what goes into the program, for a clip of so many latents."""
+    """Return the warm-up times of a program.
+
+    Args:
+        program: of a component.
+        height, width: of its input.
+        latents: of the clip.
+    """
     if isinstance(program, TiledProgram):
         return SectionLeads(program, latents)
     return Leads(program, height, width)
 
 
-#: Latents that the work of a step is taken from.
+#: Latents of the clip whose operations give the work of a step.
 _MIDDLE = 8
-#: Of a share's latents, what its lead may be worth: longer ones would save little.
+#: Warm-up as a part of a share's latents up to which shares are made longer: longer ones would save little.
 LEAD_SHARE = 0.04
-#: Of the time that the fastest device takes alone; what saves less is not worth others' memory.
+#: Part of the time of the fastest device alone that sharing must stay below; less is not worth the others' memory.
 WORTH = 0.97
 
 
@@ -105,10 +115,17 @@ def split(
     leads: Leads | SectionLeads, latents: int, rates: Sequence[float], clips: int = 1, step: int = 1,
     bounds: tuple[int, int] | None = None,
 ) -> list[Share]:  # fmt: skip
-    """Shares of `clips` clips of `latents`, in order, one for a device at most: those that end soonest.
+    """Return the shares that end soonest, in order, at most one for each device.
 
-    rates: of the devices, relative. step: latents that shares begin with a multiple of, where chunks of the whole clip
-    begin. bounds: [first, end) of what is to be shared, else all.
+    The fastest device has everything where sharing does not save enough (WORTH).
+
+    Args:
+        leads: warm-up times.
+        latents: of a clip.
+        rates: relative speeds of the devices.
+        clips: number of clips.
+        step: shares begin with a multiple of this many latents, where chunks of the whole clip begin.
+        bounds: latents [first, end) to be shared; None: all.
     """
     first, last = bounds or (0, clips * latents)
 
@@ -136,15 +153,26 @@ def in_rounds(
     leads: Leads | SectionLeads, latents: int, rates: Sequence[float], step: int, bounds: tuple[int, int], room: int,
     window: int,
 ) -> list[Share]:  # fmt: skip
-    """As `split` of one clip, over and over, no `window` shares behind each other larger than `room` latents. One
-    device has all where this does not save time, or cannot be."""
+    """Return shares of one clip in several rounds, each divided as `split` does.
+
+    No `window` consecutive shares have more than `room` latents together. The fastest device has everything where this
+    does not save time or is impossible.
+
+    Args:
+        leads: warm-up times.
+        latents: of the clip.
+        rates: relative speeds of the devices.
+        step: shares begin with a multiple of this many latents.
+        bounds: latents [first, end) to be shared.
+        room, window: the limit above.
+    """
     most = room // window
     while most > 0:
         shares = _rounds(leads, latents, rates, step, bounds, most)
         held = max(sum(s.end - s.first for s in shares[i : i + window]) for i in range(len(shares)))
         if held <= room or len(shares) == 1:
             return shares
-        # They begin with chunks, and those of a fast device are larger than others.
+        # Shares begin with chunks, and those of a fast device are larger than others.
         most = min(most - 1, most * room // held)
     return [_alone(leads, rates, bounds)]
 
@@ -157,7 +185,7 @@ def _alone(leads: Leads | SectionLeads, rates: Sequence[float], bounds: tuple[in
 def _rounds(
     leads: Leads | SectionLeads, latents: int, rates: Sequence[float], step: int, bounds: tuple[int, int], most: int
 ) -> list[Share]:
-    """Shares of about `most` latents, or of so many that their leads are a LEAD_SHARE of them, if that is less."""
+    """Return shares of about `most` latents, or of fewer if their warm-up is a LEAD_SHARE of them even then."""
     first, last = bounds
     size = max(step, min(most, math.ceil(leads(last) / LEAD_SHARE)) * len(rates))
     size = math.ceil((last - first) / math.ceil((last - first) / size) / step) * step
@@ -169,5 +197,5 @@ def _rounds(
 
 
 def duration(shares: Sequence[Share], rates: Sequence[float]) -> float:
-    """Until the last one is done."""
+    """Return the time until the last share is done."""
     return max((s.end - s.first + s.lead) / rates[s.device] for s in shares)
