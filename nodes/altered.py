@@ -1,5 +1,5 @@
-"""What other nodes do to VAEs and the layers of their networks, such as to let convolutions go round for pictures
-without seams."""
+"""Detection of changes that other nodes make to VAEs and the layers of their networks, such as convolutions with
+circular padding for pictures without seams."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from types import FunctionType
 
 from torch import nn
 
-#: A VAE's calls that nodes put their own in the place of, and what it does to pictures before and behind the network.
+#: Calls of a VAE that nodes replace, and its steps on pictures before and after the network.
 _CALLS = ("decode", "decode_tiled", "encode", "encode_tiled", "vae_encode_crop_pixels")
 _PICTURES = ("process_input", "process_output")
-#: What a patcher lays over a model.
+#: Attributes of a patcher that hold its patches.
 _PATCHES = ("patches", "object_patches", "weight_wrapper_patches", "hook_patches", "injections")
 
 
 def altered(network: nn.Module) -> str | None:
-    """The first layer that computes otherwise than its kind does, which no weight tells of; None: there is none."""
+    """Return the name of the first layer that does not compute as its class does, which no weight shows; None: there is
+    none."""
     return next((name or "(itself)" for name, layer in network.named_modules() if _is_altered(layer)), None)
 
 
@@ -24,15 +25,18 @@ def _is_altered(layer: nn.Module) -> bool:
     own = vars(layer)
     if own.get("padding_mode") == "circular" or own["_forward_hooks"] or own["_forward_pre_hooks"]:
         return True
-    # Methods in the place of the kind's own. One that was put back is the kind's own, bound to the layer.
+    # Methods that replace the class's own. One that was restored is the class's own, bound to the layer.
     kinds = {name: getattr(type(layer), name, None) for name, value in own.items() if callable(value)}
     return any(isinstance(kind, FunctionType) and getattr(own[name], "__func__", None) is not kind
                for name, kind in kinds.items())  # fmt: skip
 
 
 def replaced(vae: object, kind: type | None = None) -> str | None:
-    """Return the first call of a VAE, or step between pictures and its network, that is not what its kind makes it;
-    None: there is none. kind: the class whose calls are right (None: the host's own)."""
+    """Return the first call of a VAE, or step between pictures and its network, that differs from its class; None:
+    there is none.
+
+    kind: the class with the right calls (None: the host's own).
+    """
     host = type(vae).__mro__[-2]
     for name in _CALLS:
         mine = getattr(type(vae), name, None)
@@ -45,8 +49,8 @@ def replaced(vae: object, kind: type | None = None) -> str | None:
 
 
 def patched(patcher: object) -> Hashable:
-    """Name the patches that a patcher lays over its model, or that another one has left on it; None: there are none.
-    They are others where the name is."""
+    """Return an identity of the patches that a patcher lays over its model, or that another one has left on it; None:
+    there are none. Other patches have another identity."""
     left = getattr(getattr(patcher, "model", None), "current_weight_patches_uuid", None)
     own = getattr(patcher, "patches_uuid", None)
     if any(getattr(patcher, name, None) for name in _PATCHES):

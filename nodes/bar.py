@@ -15,12 +15,12 @@ from .server import say
 
 
 def shows_previews() -> bool:
-    """What the user chose for the steps of a sampler counts for chunks too."""
+    """Return True if the user switched on previews of sampler steps, which counts for chunks too."""
     return args.preview_method != LatentPreviewMethod.NoPreviews
 
 
 def say_here(text: str) -> None:
-    """Show a line on the node that runs; nothing outside of a run."""
+    """Show a line on the running node; do nothing outside of a run."""
     context = get_executing_context()
     if context is not None:
         say(text, context.node_id)
@@ -36,8 +36,8 @@ class Progress:
         self._expected = 0
 
     def start(self, total: int, stages: Callable[[int, int], str], preview: Preview | None) -> None:
-        """The bar from the first second on, before a first step of `total` is done. `stages` words what is being done
-        and `preview` gives a picture of it; the host shows both on the node."""
+        """Show the bar from the first second on, before a first step of `total` is done. `stages` describes the present
+        step in words and `preview` gives a picture of it; the host shows both on the node."""
         self._stages, self._preview = stages, preview
         self._expected = total
         self._bar = comfy.utils.ProgressBar(total)

@@ -27,7 +27,7 @@ from .widgets import (
     vram_input,
 )
 
-#: Frames that the figures are taken from; SSIM and seams of more would take longer than the decodes.
+#: The most frames that the figures are taken from; SSIM and seams of more would take longer than the decodes.
 MOST_FRAMES = 17
 #: From here on frames differ by a thousandth of one of 255 steps at most, as by sums of fp32 in another order.
 ROUNDING_DB = 110.0
@@ -84,13 +84,13 @@ class Compare(io.ComfyNode):
 
 
 def _as_host(latent: Tensor, vae: host.EngineVAE) -> Tensor:
-    """With an axis for time where there is one, as the host's own decode takes it."""
+    """Return the latent in the form that the host's own decode takes: with an axis for time where there is one."""
     latent = vae.layout.latent(latent)
     return latent[:, :, 0] if vae.layout.flat else latent
 
 
 def _edges(outcome: Outcome, wishes: Settings, images: Tensor) -> tuple[list[int], list[int]]:
-    """Rows and columns at which blended tiles of ours begin or end; none for whole frames."""
+    """Return the rows and columns at which our blended tiles begin or end; none for whole frames."""
     facts = outcome.plan
     if not facts or facts["mode"] != "blended":
         return [], []

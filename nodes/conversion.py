@@ -1,5 +1,5 @@
-"""VAEs that other nodes made, in ours: what the engine knows is converted, once as long as its weights stay as they
-are; the rest runs by ComfyUI's own code."""
+"""Conversion of VAEs that other nodes made: those of a known network become engine VAEs, once as long as their weights
+stay as they are; the others run by ComfyUI's own code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHANGED = "ComfyUI's own code, because another node has changed this VAE"
 
 
 class _Conversion(NamedTuple):
-    """What was made of a host VAE, and of which weights."""
+    """An engine VAE made of a host VAE, and the weights it was made of."""
 
     vae: EngineVAE
     stamp: Stamp
@@ -44,16 +44,17 @@ _converted: WeakKeyDictionary[object, _Conversion] = WeakKeyDictionary()
 
 
 def check_vae(vae: object) -> None:
-    """Raises InputError where a loader gave no VAE, as checkpoints without one do."""
+    """Refuse an input where a loader gave no VAE, as checkpoints without one do. Raises InputError."""
     if getattr(vae, "first_stage_model", None) is None:
         raise InputError("There is no VAE at this input: choose a file that holds one in the loader")
 
 
 def engine_vae(vae: object) -> EngineVAE | None:
-    """`vae` as the engine runs it: itself, or converted with the defaults of Zero-Waste VAE Optimize, anew whenever
-    its network, weights or device are others.
+    """Return `vae` itself if it is an engine VAE, or an engine VAE converted from it.
 
-    None: the engine does not know its network, or nodes have changed it. Raises InputError where there is no VAE.
+    The conversion has the defaults of Zero-Waste VAE Optimize, and is made anew whenever the network, weights or device
+    change. None: the engine does not know its network, or nodes have changed it. Raises InputError where there is no
+    VAE.
     """
     check_vae(vae)
     if not follows_vae(vae):
@@ -78,12 +79,12 @@ def engine_vae(vae: object) -> EngineVAE | None:
 
 
 def _held(network: object, vae: EngineVAE) -> str:
-    """Return what a host's network holds, as the engine rounds it."""
+    """Return a digest of the values in a host's network, as the engine rounds them."""
     return digest(network.state_dict(), vae.engine.dtype)
 
 
 def host_decode(vae: object, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
-    """What the host's VAE Decode does -> images [F, H, W, C] in 0..1; the report says which wishes were in vain."""
+    """Decode with the host's VAE Decode: images [F, H, W, C] in 0..1; the report says which wishes had no effect."""
     samples = of_frames(samples)
     report = _report(vae, "decode")
     with report.measured(torch.device(vae.device)), report.stage("decode"):
@@ -95,7 +96,7 @@ def host_decode(vae: object, samples: Tensor, settings: Settings) -> tuple[Tenso
 
 
 def _decode(vae: object, samples: Tensor, settings: Settings) -> Tensor:
-    """Whole, or in the host's own tiles where tiles of a size were asked for."""
+    """Decode whole, or in the host's own tiles where tiles of a size were requested."""
     if settings.tiling not in ("blended", "exact") or not settings.tile:
         return vae.decode(samples)
     unit = max(1, vae.spacial_compression_decode())
@@ -105,7 +106,7 @@ def _decode(vae: object, samples: Tensor, settings: Settings) -> Tensor:
 
 
 def host_encode(vae: object, images: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
-    """What the host's VAE Encode does with images [F, H, W, C] or [B, F, H, W, C] -> samples."""
+    """Encode images [F, H, W, C] or [B, F, H, W, C] with the host's VAE Encode; return the samples."""
     if images.ndim not in (4, 5) or 0 in images.shape:
         raise InputError(f"There are no frames in these images: connect [F, H, W, 3], not {list(images.shape)}")
     images = images.flatten(0, -4)

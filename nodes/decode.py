@@ -22,7 +22,7 @@ from .widgets import (
     vram_input,
 )
 
-#: Words people search for when a decode is slow or does not fit.
+#: Words that users search for when a decode is slow or does not fit.
 SEARCH = [
     "vae decode", "decode video", "tiled decode", "latent to video", "long video", *WORDS,
     "oom", "out of memory", "vram", "memory", "tiled", "slow", "fast", "slow vae", "vae oom", "vae out of memory",

@@ -45,7 +45,7 @@ class Encode(io.ComfyNode):
                 vae_input(),
                 vram_input(),
                 *tiling_inputs(),
-                # Saved workflows hold values in this order: what is new comes last.
+                # Saved workflows hold values in this order: new inputs come last.
                 advanced(chunk_input()),
                 parked_input("encode"),
                 gpus_input(),

@@ -1,4 +1,4 @@
-"""What the pack offers to ComfyUI."""
+"""The pack's entry point for ComfyUI: its nodes and routes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .widgets import CATEGORY as NAME
 
 class Extension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        # Here and not in on_load, which hosts before 0.3.65 never call.
+        # Not in on_load, which hosts before 0.3.65 never call.
         routes.register()
         _name_for_host()
         nodes = [Loader, Optimize, Encode, Decode, EncodeFromVideo, DecodeToVideo, Save, Compare, DemoClip]
@@ -30,7 +30,7 @@ class Extension(ComfyExtension):
 
 
 def _discreet(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
-    """Let no error of a node say where on the server the host's folders lie: whoever reads it may be elsewhere."""
+    """Keep the host's folders out of a node's errors: their reader may be on another machine."""
     execute = node.execute.__func__
 
     @functools.wraps(execute)
@@ -46,7 +46,8 @@ def _discreet(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
 
 
 def _name_for_host() -> None:
-    """In ComfyUI's log and error dialogs the pack has its own name: the path it was loaded from says nothing there."""
+    """Give the pack its own name in ComfyUI's log and error dialogs: the path it was loaded from means nothing
+    there."""
     log.PREFIX = f"[{NAME}]"
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == errors.__name__:

@@ -1,4 +1,4 @@
-"""ComfyUI's start options: what each means for this pack's VAEs, and what is said of those that change nothing."""
+"""ComfyUI's start options: their meaning for this pack's VAEs, and a log line for those that change nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..engine import log
 from ..engine.memory import GIB
 from ..engine.orders import ORDERS, Orders
 
-#: Of the host's names for a VAE's type, ours.
+#: The host's option for a VAE's type -> our name of the type.
 _TYPES = {"fp16_vae": "fp16", "bf16_vae": "bf16", "fp32_vae": "fp32"}
 _WHOLE = "this pack's VAEs are on the GPU whole while they run; a VRAM limit makes a decode take less"
 #: Options that change nothing here -> why.
@@ -21,7 +21,7 @@ _NOTHING = {
 
 
 def orders_of(args: Namespace) -> tuple[Orders, list[str]]:
-    """Return what these start options order the engine to do, and a line on each of them for the log.
+    """Return the orders to the engine that these start options mean, and a line on each of them for the log.
 
     Hosts have more or fewer options; one that is missing was not given.
     """
@@ -45,7 +45,7 @@ def orders_of(args: Namespace) -> tuple[Orders, list[str]]:
 
 
 def obey(args: Namespace) -> None:
-    """Give the engine its orders, and say once what each option means."""
+    """Give the engine its orders, and log once the meaning of each option."""
     found, lines = orders_of(args)
     for field in fields(Orders):
         setattr(ORDERS, field.name, getattr(found, field.name))

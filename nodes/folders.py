@@ -1,4 +1,4 @@
-"""The host's folders: which files of models/vae there are, and where results may be written."""
+"""The host's folders: the files of models/vae, and the places where results may be written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUFFIXES = (".safetensors", ".sft", ".gguf")
 
 
 def vae_files() -> list[str]:
-    """Files of models/vae (all its configured folders) that the engine can read, as the host names them."""
+    """Return the files of models/vae (all its configured folders) that the engine can read, as the host names them."""
     found: set[str] = set()
     for folder in folder_paths.get_folder_paths("vae"):
         files, _ = folder_paths.recursive_search(folder, excluded_dir_names=[".git"])
@@ -26,18 +26,19 @@ def vae_files() -> list[str]:
 
 
 def vae_file(name: str) -> Path:
-    """The path of one of `vae_files`."""
+    """Return the path of one of `vae_files`."""
     return Path(folder_paths.get_full_path_or_raise("vae", name))
 
 
 def checkpoint_file(name: str) -> Path | None:
-    """The path of a file of models/checkpoints, by the name the host lists it under; None where there is none."""
+    """Return the path of a file of models/checkpoints, by the name the host lists it under; None where there is
+    none."""
     listed = name in folder_paths.get_filename_list("checkpoints")
     return Path(folder_paths.get_full_path_or_raise("checkpoints", name)) if listed else None
 
 
 def without_folders(text: str) -> str:
-    """Return a message in which the host's folders are left out: files are called what the host lists them as."""
+    """Return a message without the host's folders: files are named as the host lists them."""
     named = {folder: "" for kind in ("vae", "checkpoints") for folder in folder_paths.get_folder_paths(kind)}
     named |= {folder_paths.get_output_directory(): "output/", folder_paths.get_temp_directory(): "temp/"}
     named |= {folder_paths.get_input_directory(): "input/", str(Path(__file__).resolve().parents[1]): ""}
@@ -48,14 +49,14 @@ def without_folders(text: str) -> str:
 
 
 def temporary_file(suffix: str) -> Path:
-    """A new file of the folder that the host empties when it starts and ends."""
+    """Return the path of a new file in the folder that the host empties when it starts and ends."""
     folder = Path(folder_paths.get_temp_directory())
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"zerowaste_{secrets.token_hex(6)}{suffix}"
 
 
 def output_file(prefix: str, suffix: str) -> Path:
-    """A new file of the output folder, named and counted as the host's own saving nodes do."""
+    """Return the path of a new file in the output folder, named and counted as the host's own saving nodes do."""
     output = folder_paths.get_output_directory()
     prefix = dated(without_suffix(prefix), datetime.now())
     check_prefix(Path(output), prefix)

@@ -1,4 +1,4 @@
-"""The shapes in which ComfyUI carries clips and latents, and the padding its SeedVR2 nodes use."""
+"""Shapes of clips and latents in ComfyUI, and the padding that its SeedVR2 nodes use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..engine.request import check_dense, out_of_range
 SIZE_MULTIPLE = 16
 #: Key in a LATENT that keeps (frames, height, width) from before padding.
 CLIP_SIZE = "zerowaste_clip_size"
-#: Key in a LATENT that keeps which VAE made it.
+#: Key in a LATENT that keeps the note of the VAE that made it.
 VAE_NOTE = "zerowaste_vae_note"
 #: Label of the widget that allows any VAE.
 ANY_VAE = "Latents of any VAE"
@@ -26,8 +26,11 @@ _CURE = "connect the VAE that made it, or switch on Latents of any VAE on this n
 
 
 def as_clip(images: Tensor, still: bool = False, colours: int = 3) -> Tensor:
-    """IMAGE [F, H, W, C] or [B, F, H, W, C] -> [B, F, H, W, 3]: one batch of frames is one clip, or if `still` all are
-    clips of one frame. Of more than so many colours the first are taken: alpha is dropped where none is encoded."""
+    """Return an IMAGE [F, H, W, C] or [B, F, H, W, C] as [B, F, H, W, colours].
+
+    A batch of frames is one clip, or if `still` all are clips of one frame. Of more channels than `colours` the first
+    are taken: alpha is dropped where none is encoded. Raises InputError on other shapes.
+    """
     check_dense(images, "a clip")
     if images.ndim not in (4, 5) or images.shape[-1] < 3:
         raise InputError(
@@ -43,13 +46,18 @@ def as_clip(images: Tensor, still: bool = False, colours: int = 3) -> Tensor:
     return clip.flatten(0, 1).unsqueeze(1) if still else clip
 
 
-#: Frames -> how many a clip of so many is filled up to (`Architecture.filled`).
+#: Number of frames -> number after padding (`Architecture.filled`).
 Filled = Callable[[int], int]
 
 
 def pad_clip(clip: Tensor, filled: Filled, multiple: int = SIZE_MULTIPLE) -> Tensor:
-    """Clip [B, F, H, W, 3], bytes or clamped to 0..1, black at the bottom and right up to multiples of so many pixels,
-    last frame repeated up to `filled` frames: what the host's SeedVR2Preprocess does."""
+    """Pad a clip as the host's SeedVR2Preprocess does.
+
+    Args:
+        clip: [B, F, H, W, 3], bytes or floats, which are clamped to 0..1.
+        filled: maps a number of frames to the number after padding; the last frame is repeated up to it.
+        multiple: rows at the bottom and columns at the right are filled with black up to multiples of it (pixels).
+    """
     _, frames, height, width, _ = clip.shape
     if clip.dtype != torch.uint8:  # bytes are 0..255
         low, high = torch.aminmax(clip)
@@ -62,8 +70,8 @@ def pad_clip(clip: Tensor, filled: Filled, multiple: int = SIZE_MULTIPLE) -> Ten
 
 
 def too_many(shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    """What to say of a decode whose frames [B, F, H, W, 3] are larger than the free host memory, else nothing. It is in
-    the log before, too: the system may end the process."""
+    """Return a warning for a decode whose frames [B, F, H, W, 3] are larger than the free host memory, else "". It is
+    logged at once, because the system may end the process."""
     size, free = math.prod(shape) * dtype.itemsize, available_ram()
     if free is None or size <= free:
         return ""
@@ -74,7 +82,7 @@ def too_many(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 
 
 def padded(frames: Iterable[Tensor], filled: Filled, multiple: int = SIZE_MULTIPLE) -> Iterator[Tensor]:
-    """Frames [H, W, 3] one by one, bytes or floats, as `pad_clip` has them."""
+    """Yield frames [H, W, 3] one by one, bytes or floats, padded as `pad_clip` does."""
     count, frame = 0, None
     for frame in frames:
         height, width, _ = frame.shape
@@ -91,7 +99,8 @@ def padded(frames: Iterable[Tensor], filled: Filled, multiple: int = SIZE_MULTIP
 def crop_clip(
     clip: Tensor, size: tuple[int, int, int] | None, filled: Filled, multiple: int = SIZE_MULTIPLE
 ) -> Tensor:
-    """Undo `pad_clip`: clip [B, F, H, W, 3] -> the first of each of `size` = (frames, height, width).
+    """Undo `pad_clip`: return the first frames, rows and columns of clip [B, F, H, W, 3], by `size` = (frames, height,
+    width).
 
     A size that does not pad to this clip belongs to another latent (one resized on its way) and is ignored.
     """
@@ -102,7 +111,8 @@ def crop_clip(
 def unpadded(
     made: tuple[int, int, int], size: tuple[int, int, int] | None, filled: Filled, multiple: int = SIZE_MULTIPLE
 ) -> tuple[int, int, int]:
-    """Frames, height and width of what `pad_clip` made into `made`: `size`, or if that is another clip's, all of it."""
+    """Return the frames, height and width that `pad_clip` made into `made`: `size`, or `made` where that is another
+    clip's."""
     if size is None:
         return made
     frames, height, width = size
@@ -111,7 +121,7 @@ def unpadded(
 
 
 def strange(images: Tensor) -> list[str]:
-    """Return a note, which the log has too, where images are clearly not in 0..1, else none."""
+    """Return a note, which is logged too, for images that are clearly not in 0..1, else none."""
     check_dense(images, "a clip")
     why = out_of_range(images)
     if why is None:
@@ -121,13 +131,13 @@ def strange(images: Tensor) -> list[str]:
 
 
 def check_maker(samples: dict, vae: VideoVAE, any_vae: bool) -> None:
-    """Refuse a LATENT that another VAE has made, as far as it says so. Raises InputError."""
+    """Refuse a LATENT that another VAE has made, if it carries a note. Raises InputError."""
     note = samples.get(VAE_NOTE)
     latent_note.check(note if isinstance(note, dict) else {}, vae, any_vae, "The latent", _CURE)
 
 
 def of_frames(samples: Tensor) -> Tensor:
-    """LATENT samples, and of those of several kinds in one (frames, then sound) the first. Raises InputError."""
+    """Return LATENT samples; where they hold several kinds (frames, then sound), the first. Raises InputError."""
     if getattr(samples, "is_nested", False):
         samples = samples.unbind()[0]
     check_dense(samples, "a latent")
@@ -137,8 +147,11 @@ def of_frames(samples: Tensor) -> Tensor:
 
 
 def as_latent(samples: Tensor, channels: int, still: bool = False) -> Tensor:
-    """LATENT samples [B, C, T, h, w], or with channels and time in one axis [B, C*T, h, w] -> [B, C, T, h, w]. still:
-    pictures, [B, C, h, w]; of others the first, as the host takes it."""
+    """Return LATENT samples as [B, C, T, h, w].
+
+    samples: [B, C, T, h, w], or with channels and time in one axis [B, C*T, h, w]. still: pictures, [B, C, h, w]; of
+    several latents in time the first, as the host takes it. Raises InputError on other shapes.
+    """
     samples = of_frames(samples)
     if samples.ndim == 5 and samples.shape[1] == channels:
         return samples[:, :, :1] if still else samples
@@ -153,41 +166,42 @@ def as_latent(samples: Tensor, channels: int, still: bool = False) -> Tensor:
 
 
 class Layout:
-    """How the host carries what a VAE takes and gives; sizes for plans, where pictures are one clip and packed latents
-    what they are for the network."""
+    """The host's forms of a VAE's inputs and outputs, and sizes for plans, in which pictures are one clip and packed
+    latents have the network's form."""
 
     def __init__(self, architecture: Architecture, latent_channels: int, colours: int) -> None:
-        """colours: of what is encoded."""
+        """colours: channels of the encoded images."""
         self._architecture, self._channels, self._colours = architecture, latent_channels, colours
         #: Images have no axis for time, and latents have none.
         self.still, self.flat = architecture.still, architecture.flat
-        #: Pixels whose multiples the sides of what is encoded are padded to.
+        #: Sides of encoded images are padded to multiples of so many pixels.
         self.multiple = max(architecture.spatial * architecture.side, 0 if self.still else SIZE_MULTIPLE)
 
     def latent(self, samples: Tensor) -> Tensor:
-        """LATENT samples as [B, C, T, h, w]."""
+        """Return LATENT samples as [B, C, T, h, w]."""
         return as_latent(samples, self._channels, self.still)
 
     def clip(self, images: Tensor) -> Tensor:
-        """IMAGE as [B, F, H, W, colours], or 3 where it has no more."""
+        """Return an IMAGE as [B, F, H, W, colours], or 3 where it has no more."""
         return as_clip(images, self.still, self._colours)
 
     def shown(self, images: Tensor) -> Tensor:
-        """[B, F, H, W, 3] as the host's own VAE of the kind gives them."""
+        """Return frames [B, F, H, W, 3] in the form of the host's own VAE of this kind."""
         return images[:, 0] if self.still else images
 
     def latent_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
-        """(batch, latents, height, width) of samples [B, C, T, h, w], [B, C, h, w] or [B, C*T, h, w]."""
+        """Return (batch, latents, height, width) of samples [B, C, T, h, w], [B, C, h, w] or [B, C*T, h, w]."""
         latents, side = shape[2] if len(shape) == 5 else shape[1] // self._channels, self._architecture.side
         return self._size(shape[0], latents, side * shape[-2], side * shape[-1])
 
     def clip_size(self, batch: int, frames: int, height: int, width: int) -> tuple[int, int, int, int]:
-        """As `latent_size`, of the latents that a clip becomes."""
+        """Return the `latent_size` of the latents that a clip becomes."""
         s, latents = self._architecture.spatial, self._architecture.latents(frames) if frames else 0
         return self._size(batch, latents, height // s, width // s)
 
     def pixel_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
-        """As `clip_size`, of what the host's own encode would be given: [B, 3, F, H, W], or pictures [B, 3, H, W]."""
+        """Return the `clip_size` of pixels in the form of the host's own encode: [B, 3, F, H, W], or pictures [B, 3, H,
+        W]."""
         return self.clip_size(shape[0], 1 if self.still else shape[2], shape[-2], shape[-1])
 
     def _size(self, batch: int, latents: int, *sides: int) -> tuple[int, int, int, int]:

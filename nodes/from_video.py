@@ -22,7 +22,7 @@ from .settings import Settings, from_widgets
 from .videos import frames_of, sound_of
 from .widgets import advanced, chunk_input, parked_input, report_output, schema, tiling_inputs, vae_input, vram_input
 
-#: Frames that a clip is planned for where its file does not announce them.
+#: The number of frames that a clip is planned for where its file does not state it.
 _LONG = 1 << 12
 
 
@@ -78,7 +78,7 @@ class EncodeFromVideo(io.ComfyNode):
 def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str, object], Outcome]:
     filled, multiple = vae.engine.architecture.filled, vae.layout.multiple
     if clip.count is None and vae.engine.can_encode and vae.engine.model.encoder.program.unstreamed:
-        clip.count = sum(1 for _ in clip)  # its plan is for so many, and no file of this kind says it
+        clip.count = sum(1 for _ in clip)  # its plan needs the count, which no file of this kind states
     given = iter(clip)
     first = next(given, None)
     if first is None:
@@ -110,7 +110,7 @@ def _nothing() -> InputError:
 
 
 def _from(second: float, fps: float) -> int:
-    """The first frame that begins then or later; clocks of files round."""
+    """Return the number of the first frame that begins at this second or later; clocks of files round."""
     return max(0, math.ceil(second * fps - 1e-3))
 
 
@@ -131,14 +131,14 @@ class _Frames:
         last = _from(begins + lasts, self.fps) if lasts else None
         end = None if not count else first + start + count
         self._span = first + start, min((n for n in (last, end) if n is not None), default=None)
-        #: Of the frames, if that is known.
+        #: The number of frames, if it is known.
         self.count = total and max(0, min(total, self._span[1] or total) - self._span[0])
-        #: Frames read so far, and what there is to say of them.
+        #: The number of frames read so far, and notes on them.
         self.read = 0
         self.notes: list[str] = []
 
     def sound(self) -> dict[str, object] | None:
-        """The AUDIO of the frames that were read."""
+        """Return the AUDIO of the frames that were read."""
         return sound_of(self._video, self._span[0] / self.fps, self.read / self.fps)
 
     def __iter__(self) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""GPUs beside the one that the host runs a VAE on."""
+"""GPUs that share a VAE's work with the one that the host runs it on."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..engine.run.plan import Plan
 def others(
     engine: VideoVAE, gpus: str, plan: Plan | None, make_room: Callable[[int, torch.device], object]
 ) -> Iterator[dict[str, str]]:
-    """What a decode or encode takes to share the work, with room made on the others for what the plan takes. Nothing of
-    ours stays there afterwards: the host does not know of it."""
+    """Yield the options of a decode or encode that share the work, with room for the plan made on the other GPUs. None
+    of our memory stays there afterwards: the host does not know of it."""
     if gpus == "auto":
         yield {}
         return

@@ -1,4 +1,4 @@
-"""What files hold, from their headers alone: for the loader's list, and for plans before anything is loaded."""
+"""Headers of files: their contents for the loader's list, and for plans before anything is loaded."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from . import folders
 from .planning import KNOWN
 
 DEMO = "demo (small)"
-#: Longest the list of files waits for the headers of new ones.
+#: The longest time that the list of files waits for the headers of new ones.
 SECONDS = 0.5
-#: Rank of what the engine cannot run; video VAEs have 0, image VAEs 1.
+#: Rank of files that the engine cannot run; video VAEs have 0, image VAEs 1.
 _FOREIGN = 2
 
-# Headers are read apart from the list that is asked for: a folder of many large files must not hold up the server.
+# Headers are read in a thread of their own: a folder of many large files must not hold up the server.
 _reader = ThreadPoolExecutor(1, "zerowaste-headers")
 _read: set[tuple[str, int, int]] = set()
 
 
 def path_of(name: str) -> Path:
-    """Of a file of models/vae, or the demo VAE's."""
+    """Return the path of a file of models/vae, or of the demo VAE."""
     return demo_vae_path() if name == DEMO else folders.vae_file(name)
 
 
 def listed() -> list[str]:
-    """Files of models/vae, video VAEs first, then image VAEs, then what the engine cannot run; the planner gets to know
-    them.
+    """Return the files of models/vae, video VAEs first, then image VAEs, then files the engine cannot run; tell the
+    planner about them.
 
-    The demo VAE stands before files that cannot run: the first entry is what a new node starts with.
+    The demo VAE stands before files that cannot run: the first entry is the default of a new node.
     """
     files = folders.vae_files()
     read = _reader.submit(_learn_all, [*files, DEMO])
@@ -43,13 +43,13 @@ def listed() -> list[str]:
 
 
 def learn_checkpoint(name: str) -> None:
-    """Have the planner know the VAE in a file of models/checkpoints, if `name` is one that it does not know yet."""
+    """Tell the planner about the VAE in a file of models/checkpoints, if `name` is one that it does not know yet."""
     if KNOWN.find(name) is None and not KNOWN.is_foreign(name) and (path := folders.checkpoint_file(name)):
         _learn(name, path)
 
 
 def _rank(name: str) -> int:
-    """By its header, or before that was read by its name."""
+    """Return the rank by the file's header, or before that was read by its name."""
     found = KNOWN.find(name)
     architecture = found[0] if found else None if KNOWN.is_foreign(name) else by_file(name)
     return _FOREIGN if architecture is None else int(architecture.still)
@@ -59,7 +59,7 @@ def _learn_all(names: list[str]) -> None:
     for name in names:
         try:
             _learn(name, path_of(name))
-        except OSError as error:  # gone since it was listed
+        except OSError as error:  # removed since it was listed
             log.debug(f"{name}: {error}")
 
 

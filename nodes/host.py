@@ -1,4 +1,4 @@
-"""ComfyUI's VAE type and memory management; beside bar.py and machine.py the only file that touches comfy."""
+"""ComfyUI's VAE type and memory management; with bar.py and machine.py the only file that touches comfy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ __all__ = ["ComfyExtension", "EngineVAE", "Progress", "io", "own_vae"]
 
 @dataclass(frozen=True)
 class Running:
-    """For a run of the engine: its options, the plans it has followed so far, seconds that room and weights took."""
+    """One run of the engine: its options, the plans it has followed so far, and the seconds for making room and loading
+    the weights."""
 
     options: dict[str, Any]
     plans: list[Plan]
@@ -58,19 +59,19 @@ class Running:
 class EngineVAE(comfy.sd.VAE):
     """A ComfyUI VAE whose work is done by the engine.
 
-    `settings` are the wishes of the nodes that made it; stock nodes run with them. `source()` gives the weights it was
-    made from, as they are stored. Those it runs with stay in the host's hands: its patcher loads and offloads them.
-    `name` is what its file is listed under; plans for the panel are asked for by it.
+    `settings` are the wishes of the nodes that made it; stock nodes run with them. `source()` returns the weights it
+    was made from, as they are stored. The weights it runs with stay in the host's hands: its patcher loads and offloads
+    them. `name` is the name its file is listed under; the panel asks for plans by it.
     """
 
     def __init__(
         self, source: Callable[[], Checkpoint], precision: str, settings: Settings, name: str = "",
         device: torch.device | None = None,
     ) -> None:  # fmt: skip
-        """device: where it runs; None: where the host runs VAEs."""
-        # The smallest VAE of the host: whatever attributes this version of it gives a VAE are then there.
+        """device: of its runs; None: the host's for VAEs."""
+        # The smallest VAE of the host: it sets all attributes that this version of the host gives a VAE.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)}, device=device)
-        # The host moves the weights before a run; plans are made earlier, and depend on where the run will be.
+        # The host moves the weights before a run; plans are made earlier, and depend on the run's device.
         checkpoint = source()
         shapes = {key: torch.empty(t.shape, dtype=t.dtype, device="meta") for key, t in checkpoint.tensors.items()}
         engine = load(checkpoint, precision, self.device, weights_on=mm.vae_offload_device())
@@ -81,7 +82,7 @@ class EngineVAE(comfy.sd.VAE):
         self.name = name or f"{engine.arch} {config.decoder_widths or config.encoder_widths or ''}"
         KNOWN.learn(self.name, engine.architecture, config)
         self.patcher = _Patcher(engine.model, load_device=self.device, offload_device=mm.vae_offload_device())
-        self.patcher.size = moving_bytes(engine.model)  # what stays in host memory needs no room
+        self.patcher.size = moving_bytes(engine.model)  # weights that stay in host memory need no room
         self._engines = self.patcher.engines = engines = weakref.WeakSet()
         # Each time it loads a model, the host detaches it first, but leaves the weights where they are.
         self.patcher.add_callback(
@@ -119,20 +120,20 @@ class EngineVAE(comfy.sd.VAE):
         super().__setattr__(name, value)
 
     def __copy__(self) -> EngineVAE:
-        """The same VAE: weights and what is packed of them are shared."""
+        """Return the same VAE: weights and packed weights are shared."""
         vae = object.__new__(type(self))
         vars(vae).update(vars(self))
         vae._use(self.engine)
         return vae
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EngineVAE:
-        """With weights of its own: those that this one was made from."""
+        """Return a VAE with weights of its own: those that this one was made from."""
         vae = EngineVAE(self.source, self.engine.asked, self.settings, self.name, self.device)
         vae.decoder = self.decoder
         return vae.with_wishes(self.settings, self.engine.options)
 
     def with_wishes(self, settings: Settings, options: Options | None = None) -> EngineVAE:
-        """The same VAE (weights shared) under other settings, and with other optimisations if any are given."""
+        """Return the same VAE (weights shared) under other settings, and with other optimisations if any are given."""
         vae = copy.copy(self)
         vae.settings = settings
         if options is not None:
@@ -140,7 +141,8 @@ class EngineVAE(comfy.sd.VAE):
         return vae
 
     def describe(self) -> str:
-        """For the reports of the nodes that make it: network, precision, device, wishes, what is not in use and why."""
+        """Return the text for reports of nodes that make it: network, precision, device, wishes, unused optimisations
+        with reasons."""
         engine = self.engine
         reasons = availability(self.device, engine.arch, engine.model.config, engine.dtype, engine.options.kernels)
         off = {n: TOGGLES[n].off(n) if getattr(engine.options, n) is False else r for n, r in reasons.items()}
@@ -150,29 +152,30 @@ class EngineVAE(comfy.sd.VAE):
     # -- what the host's nodes call -------------------------------------------------------------------------------
 
     def decode(self, samples_in: Tensor, vae_options: dict | None = None) -> Tensor:
-        """LATENT samples -> frames [B, F, H, W, 3], or pictures [B, H, W, 3], in 0..1, in the host's intermediate
-        type."""
+        """Decode LATENT samples to frames [B, F, H, W, 3], or pictures [B, H, W, 3], in 0..1, in the host's
+        intermediate type."""
         latent_note.check(latent_note.found(samples_in), self.engine)
         return self.layout.shown(self.run_decode(samples_in, self.settings)[0])
 
     def decode_tiled(self, samples: Tensor, tile_x: int | None = None, **_: object) -> Tensor:
-        """As `decode`, in exact tiles of `tile_x` latent pixels: tiles along time would cut the causal history."""
+        """Decode in exact tiles of `tile_x` latent pixels: tiles along time would cut the causal history."""
         latent_note.check(latent_note.found(samples), self.engine)
         tile = (tile_x or 0) * self.engine.spatial
         return self.layout.shown(self.run_decode(samples, Settings("exact", tile).over(self.settings))[0])
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
-        """IMAGE [F, H, W, C] or [B, F, H, W, C] -> samples [B, C, T, h, w] (of pictures [B, C, h, w]), host-scaled."""
+        """Encode an IMAGE [F, H, W, C] or [B, F, H, W, C] to host-scaled samples [B, C, T, h, w] (of pictures [B, C, h,
+        w])."""
         return self.run_encode(self._clip(pixel_samples), self.settings)[0]
 
     def encode_tiled(self, pixel_samples: Tensor, tile_x: int | None = None, **_: object) -> Tensor:
-        """As `encode`, in exact tiles of `tile_x` pixels."""
+        """Encode in exact tiles of `tile_x` pixels."""
         return self.run_encode(self._clip(pixel_samples), Settings("exact", tile_x or 0).over(self.settings))[0]
 
     # -- what our nodes call --------------------------------------------------------------------------------------
 
     def run_decode(self, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
-        """Decode under `settings`; also returns what the run did."""
+        """Decode under `settings`; return the frames and the outcome of the run."""
         latent = self.layout.latent(samples)
         size, output = self.layout.latent_size(latent.shape), self.output_of(settings)
         s, colours, images = self.engine.spatial, self.engine.colours[1], []
@@ -192,7 +195,7 @@ class EngineVAE(comfy.sd.VAE):
         return images[0].to(self.output_device), outcome
 
     def run_encode(self, clip: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
-        """Encode [B, F, H, W, 3] under `settings`; also returns what the run did."""
+        """Encode [B, F, H, W, 3] under `settings`; return the samples and the outcome of the run."""
         size = self.layout.clip_size(*clip.shape[:4])
         rest = tuple(n % self.engine.architecture.spatial for n in clip.shape[2:4])
         with self.running("encode", size, settings.options(), rest, gpus=settings.gpus) as run:
@@ -201,17 +204,17 @@ class EngineVAE(comfy.sd.VAE):
         return self.given_back(latent), Outcome(self.engine.last_report, run.loaded)
 
     def output_of(self, settings: Settings) -> str:
-        """Number type of a decode's frames."""
+        """Return the number type of a decode's frames."""
         if settings.output != "auto":
             return settings.output
         return "float16" if self._output_dtype() is torch.float16 else "float32"
 
     def given_back(self, latent: Tensor) -> Tensor:
-        """A latent where and as the host wants it."""
+        """Return a latent on the device and in the type that the host wants."""
         return latent.to(self.output_device, self._output_dtype())
 
     def outcome(self, run: Running, size: tuple[int, int, int, int], settings: Settings) -> Outcome:
-        """What a decode did."""
+        """Return the outcome of a decode."""
         outcome, plan, engine = Outcome(self.engine.last_report, run.loaded), run.plans[-1], self.engine
         facts = plan_facts(plan, *size[:2], engine.architecture, engine.colours[1], OUTPUTS[run.options["output"]])
         outcome.plan = facts | self._facts(settings) | raised_facts(plan)
@@ -225,17 +228,17 @@ class EngineVAE(comfy.sd.VAE):
         rest: tuple[int, int] = (0, 0), preview: Callable[[Plan], Preview | None] = lambda plan: None,
         gpus: str = "auto",
     ) -> Iterator[Running]:  # fmt: skip
-        """Around a "decode" or "encode" of this size: room and weights, the host's bar and its stop button. options:
-        of a Request; rest: as for plans; gpus: what shares the work."""
+        """Prepare a "decode" or "encode" of this size: room and weights, the host's bar and its stop button. options:
+        of a Request; rest: as for plans; gpus: those that share the work."""
         if operation == "encode" and not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
         shown, plans, started = Progress(), [], time.perf_counter()
 
         def begin(plan: Plan) -> None:
-            if gpus != "auto":  # each with its own plan; results are counted, wherever in the clip they are
+            if gpus != "auto":  # each has its own plan; results are counted, at any place in the clip
                 if not plans:
                     shown.start(1, lambda done, total: f"{operation}: {done} of {total}", None)
-            elif not plans or plan.grid != plans[-1].grid:  # else steps are counted on as they were
+            elif not plans or plan.grid != plans[-1].grid:  # else the count of steps goes on
                 stages = Stages(operation, plan, size[1])
                 shown.start(size[0] * stages.ticks, stages, preview(plan))
             plans.append(plan)
@@ -257,8 +260,8 @@ class EngineVAE(comfy.sd.VAE):
                 mm.throw_exception_if_processing_interrupted()
                 raise
             finally:
-                # Packed weights stay while the host keeps the VAE loaded. Memory parked in, up to tens of GB, does not,
-                # nor a run's with its graphs, up to 1 GB, of which the host knows nothing.
+                # Packed weights stay while the host keeps the VAE loaded. Memory for parking, up to tens of GB, does
+                # not, nor a run's memory with its graphs, up to 1 GB: the host does not know of it.
                 POOL.release()
                 KEPT.release()
                 self.engine.on_pressure = None
@@ -269,7 +272,7 @@ class EngineVAE(comfy.sd.VAE):
     def _loaded(
         self, half: str, size: tuple[int, int, int, int], options: dict[str, Any], rest: tuple[int, int] = (0, 0)
     ) -> Iterator[Plan | None]:
-        """Have the host make room for the plan and load the weights; a context in which to run that plan."""
+        """Have the host make room for the plan and load the weights; yield that plan inside the context of the run."""
         memory, plan, here = 0, None, sampled()
         if here.device != self.device:
             here = bare(self.device)
@@ -278,9 +281,9 @@ class EngineVAE(comfy.sd.VAE):
         if self._on_gpu:
             request = Request(**options)
             plan = self.engine.planner.plan(half, size[1:], request, here.limits(request), rest)
-            memory = plan.peak_bytes - self.engine.packed_bytes  # they are there already
+            memory = plan.peak_bytes - self.engine.packed_bytes  # they are on the GPU already
         mm.load_models_gpu([self.patcher], memory_required=memory, force_full_load=True)
-        self.engine.patches = patched(self.patcher)  # only now the weights are as they are to be
+        self.engine.patches = patched(self.patcher)  # the patches are on the weights only now
         if layer := altered(self.engine.model):
             raise InputError(f"Another node has changed the layer {layer} of this VAE, which the engine does not "
                              "follow: use Load VAE in front of that node, and no node of this pack")  # fmt: skip
@@ -290,7 +293,7 @@ class EngineVAE(comfy.sd.VAE):
             yield plan
 
     def _free_others(self) -> None:
-        """Have the host unload every model but this one: a run finds no memory."""
+        """Have the host unload every model but this one, when a run finds no memory."""
         ours = [m for m in mm.current_loaded_models if m.model is self.patcher]
         mm.free_memory(1e30, self.device, keep_loaded=ours)
 
@@ -302,7 +305,7 @@ class EngineVAE(comfy.sd.VAE):
         return self.engine.planner.plan(half, size[1:]).peak_bytes
 
     def _clip(self, images: Tensor) -> Tensor:
-        """Any IMAGE as [B, F, H, W, 3], cropped as the host crops what it encodes."""
+        """Return any IMAGE as [B, F, H, W, 3], cropped as the host crops before it encodes."""
         clip = self.layout.clip(images)
         strange(clip)
         return self.vae_encode_crop_pixels(clip.flatten(0, 1)).unflatten(0, clip.shape[:2])
@@ -312,7 +315,7 @@ class EngineVAE(comfy.sd.VAE):
         return choose() if choose else torch.float32
 
     def _facts(self, settings: Settings) -> dict[str, object]:
-        """What the panel shows besides the plan of a run."""
+        """Return the facts that the panel shows besides the plan of a run."""
         target, source = machine().target(settings.vram_gb, settings.ram_gb)
         return {
             "model": self.name,
@@ -325,7 +328,7 @@ class EngineVAE(comfy.sd.VAE):
 
     @functools.cached_property
     def why_no_own(self) -> str:
-        """Return why this host has no network of its own for this VAE, as far as sizes tell; "" where none is known."""
+        """Return why this host has no network of its own for this VAE, judged by sizes; "" where no reason is known."""
         try:
             with torch.device("meta"):
                 _own(self.outline)
@@ -336,7 +339,8 @@ class EngineVAE(comfy.sd.VAE):
 
 
 class _Patcher(comfy.model_patcher.ModelPatcher):
-    """Unloads what the host does not see first: the packed weights of the engines that run this model."""
+    """A patcher that first unloads memory the host does not see: the packed weights of the engines that run this
+    model."""
 
     engines: Iterable[VideoVAE] = ()
 
@@ -353,7 +357,7 @@ class _Patcher(comfy.model_patcher.ModelPatcher):
 
 
 def _give_back(engines: Iterable[VideoVAE]) -> None:
-    """When the host unloads a VAE: free what it does not see, packed weights and page-locked memory."""
+    """Free, when the host unloads a VAE, memory it does not see: packed weights and page-locked memory."""
     for engine in engines:
         engine.release()
     POOL.release()
@@ -364,7 +368,7 @@ def _give_back(engines: Iterable[VideoVAE]) -> None:
 
 
 def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
-    """The host's own VAE with the weights of `vae`: itself, or made anew of what an engine VAE was made from.
+    """Return the host's own VAE with the weights of `vae`: itself, or made anew from the source of an engine VAE.
 
     Raises InputError where this host has no network for them.
     """
@@ -378,7 +382,7 @@ def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
 
 
 def _own(checkpoint: Checkpoint) -> comfy.sd.VAE:
-    # Hosts whose VAE takes no description have no network that needs one.
+    # Hosts whose VAE takes no metadata have no network that needs them.
     told = {"metadata": checkpoint.metadata} if "config" in checkpoint.metadata else {}
     own = comfy.sd.VAE(sd=dict(checkpoint.tensors), **told)
     own.throw_exception_if_invalid()

@@ -58,7 +58,8 @@ class Loader(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, vae_name: str = "", **_: object) -> list[tuple[str, int, int]]:
-        """A file that was replaced is loaded anew. A name that comes over a link is not known here: any file counts."""
+        """Return the state of the file, so that a replaced file is loaded anew. A name that comes over a link is not
+        known here: any file counts."""
         stats = [(path, path.stat()) for path in map(path_of, [vae_name] if vae_name else vae_files())]
         return [(str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats]
 

@@ -1,4 +1,4 @@
-"""What ComfyUI says of the machine: where VAEs run, and where their weights wait."""
+"""ComfyUI's view of the machine: the device that runs VAEs, and the one that holds their weights meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from .flags import obey
 
 
 def machine() -> Machine:
-    """Where decodes run, as it was when the pack was loaded or a VAE last ran: asking again touches no device."""
+    """Return the machine that decodes run on, as it was when the pack was loaded or a VAE last ran: no device is
+    touched again."""
     return _machine or sampled()
 
 
@@ -25,7 +26,7 @@ _machine: Machine | None = None
 
 
 def sampled() -> Machine:
-    """Where decodes run, as it is now."""
+    """Return the machine that decodes run on, as it is now."""
     global _machine
     if getattr(args, "disable_pinned_memory", False):
         forbid("--disable-pinned-memory")
@@ -35,17 +36,17 @@ def sampled() -> Machine:
 
 
 def bare(device: torch.device) -> Machine:
-    """A device of this machine, by the host's count of its memory."""
+    """Return a device of this machine, with the host's figure of its memory."""
     return Machine.bare(device, None if device.type == "cpu" else mm.get_total_memory(device))
 
 
 def offload_device() -> torch.device:
-    """Where the weights of a VAE wait while it does not run."""
+    """Return the device that holds the weights of a VAE while it does not run."""
     return mm.vae_offload_device()
 
 
 @functools.cache
 def unavailable() -> dict[str, str | None]:
-    """Optimisation -> why it can do nothing here for the first family's VAE in its default precision, or None."""
+    """Return optimisation -> why it has no effect here for the first family's VAE in its default precision, or None."""
     device = mm.vae_device()
     return availability(device, DEFAULT.name, None, PRECISIONS[auto_precision(device, DEFAULT)])

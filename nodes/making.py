@@ -1,4 +1,4 @@
-"""Engine VAEs, out of files and out of VAEs that the host's own nodes loaded."""
+"""Engine VAEs made from files and from VAEs that the host's own nodes loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .settings import Settings
 
 
 def from_file(path: Path, precision: str, norm_groups: int | None, settings: Settings, name: str = "") -> EngineVAE:
-    """The VAE of a .safetensors or .gguf file, listed under `name`."""
+    """Return the VAE of a .safetensors or .gguf file, listed under `name`."""
 
     stamp = _stamp(path)
 
@@ -34,29 +34,29 @@ def from_file(path: Path, precision: str, norm_groups: int | None, settings: Set
 
 
 def from_host_vae(vae: object, precision: str) -> EngineVAE | None:
-    """An engine VAE with the weights of a host VAE, which is left as it is; None if its network is not known, or other
-    nodes have changed it."""
+    """Return an engine VAE with the weights of a host VAE, which is left as it is; None if its network is not known, or
+    other nodes have changed it."""
     if not known(vae) or not follows_vae(vae):
         return None
 
-    network = vae.first_stage_model  # and not the VAE, whose end `conversion` waits for
+    network = vae.first_stage_model  # not the VAE: `conversion` drops its entry when that is freed
     return EngineVAE(lambda: of_network(network), precision, Settings(), device=vae.device)
 
 
 def of_network(network: object) -> Checkpoint:
-    """The weights of a host VAE's network that the engine knows, with what only files say of it."""
+    """Return the weights of a host VAE's network that the engine knows, with the metadata that only files carry."""
     tensors = {key: t.detach().to(offload_device()) for key, t in network.state_dict().items()}
     config, metadata = getattr(network, "config", None), {}
     if isinstance(config, dict):
-        # Nodes may have set these since.
+        # Nodes may have set these after loading.
         now = {name: getattr(network, name) for name in SETTINGS if hasattr(network, name)}
         metadata = {"config": json.dumps({"vae": config | now})}
     return Checkpoint(detect(tensors).completed(tensors), metadata)
 
 
 def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
-    """`vae` itself if it runs in `precision`, else a new one with its weights and settings."""
-    # Options may have chosen its 8 bit: others behind this node would take it away again.
+    """Return `vae` itself if it runs in `precision`, else a new one with its weights and settings."""
+    # Options may have chosen its 8 bit: other options from a later node would take it away again.
     chosen = precision in MIXED and vae.engine.asked != precision
     if precision == "auto" or (precision == vae.engine.precision and not chosen):
         return vae
@@ -68,17 +68,17 @@ def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
         stat = path.stat()
-    except OSError:  # reading it says what is wrong
+    except OSError:  # reading it reports the error
         return None
     return stat.st_mtime_ns, stat.st_size
 
 
 def known(vae: object) -> bool:
-    """Whether the engine has the network of a host VAE. It says once why not where only its sizes are in the way."""
+    """Return True if the engine has the network of a host VAE. Log the reason once where only its sizes prevent it."""
     network = getattr(vae, "first_stage_model", None)
     names = () if network is None else vae.get_sd()
     architecture = detect(names)
-    # Layers that the host has quantised are in a form of its own, which its own code runs.
+    # Layers that the host has quantised are in a form that only its own code runs.
     if architecture is None or any(name.endswith(".comfy_quant") for name in names):
         return False
     checkpoint = of_network(network)
@@ -91,7 +91,8 @@ def known(vae: object) -> bool:
 
 
 def follows(network: object) -> bool:
-    """Whether the engine computes what a host VAE's network does, as nodes have left it. It says once why not."""
+    """Return True if the engine computes the same as a host VAE's network, as nodes have left it. Log the reason once
+    if not."""
     layer = altered(network)
     if layer is not None:
         log.once(f"{type(network).__name__} runs by ComfyUI's own code: another node has changed its layer {layer}")
@@ -99,8 +100,8 @@ def follows(network: object) -> bool:
 
 
 def follows_vae(vae: object) -> bool:
-    """Whether the engine does what a VAE's own calls do, as nodes have left them and the patches over its weights. It
-    says once why not."""
+    """Return True if the engine does the same as a VAE's own calls, as nodes have left them and the patches over its
+    weights. Log the reason once if not."""
     ours = isinstance(vae, EngineVAE)
     name, network = replaced(vae, EngineVAE if ours else None), type(vae.first_stage_model).__name__
     if name is not None:

@@ -11,7 +11,7 @@ from ..engine import InputError
 
 @contextmanager
 def needing_gguf(what: str) -> Iterator[None]:
-    """Around work on GGUF files: a missing gguf package becomes one line that says how to install it."""
+    """Wrap work on GGUF files: a missing gguf package becomes one line that says how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:

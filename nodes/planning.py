@@ -1,4 +1,4 @@
-"""Plans for the panel of the decode node: what a question may hold, and the answer. No ComfyUI, no files, no GPU."""
+"""Plans for the panel of the decode node: the allowed questions, and the answer. No ComfyUI, no files, no GPU."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ _TEXTS, _NAMES = {"model": 512, "encoded_by": 512, "gpus": 200}, 200
 
 @dataclass(frozen=True)
 class Question:
-    """A decode that may be run. Pixels, frames, latents per chunk, GB; 0 and "auto" are left to the planner. model:
-    what its file is listed under; channels: of the latent, or encoded_by: the name of the VAE it was made with, where
-    either is known; gpus: as the widget has them."""
+    """A decode that may be run. Pixels, frames, latents per chunk, GB; 0 and "auto" are left to the planner.
+
+    model: the name its file is listed under. channels: of the latent, or encoded_by: the name of the VAE that made it,
+    where either is known. gpus: in the form of the widget.
+    """
 
     model: str = ""
     precision: str = "auto"
@@ -67,7 +69,7 @@ class Question:
 
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> Question:
-        """From the texts of a query, in which `on` and `off` name optimisations, with commas between them.
+        """Parse the texts of a query, in which `on` and `off` name optimisations, with commas between them.
 
         Raises InputError on unknown names, wrong types and values out of bounds.
         """
@@ -110,7 +112,7 @@ def _number(name: str, text: str) -> float | int:
     return value
 
 
-# -- what nodes have learnt of models and of this machine -------------------------------------------------------------
+# -- facts about models and this machine, learnt by nodes -------------------------------------------------------------
 
 
 class Known:
@@ -122,7 +124,7 @@ class Known:
         self._lock = threading.Lock()
 
     def learn(self, name: str, architecture: Architecture | None, config: object) -> None:
-        """architecture None: a VAE whose network the engine does not have."""
+        """Store a VAE's facts. architecture None: a VAE whose network the engine does not have."""
         with self._lock:
             self._facts[name] = None if architecture is None else (architecture, config)
             self._facts.move_to_end(name)
@@ -142,8 +144,8 @@ KNOWN = Known()
 
 
 def network_of(model: str) -> tuple[Architecture, object] | None:
-    """Return (architecture, sizes) of a VAE that a node has loaded, else those published under such a name; None for
-    a VAE that is not known, or whose network the engine does not have."""
+    """Return (architecture, sizes) of a VAE that a node has loaded, else those published under such a name; None for a
+    VAE that is not known, or whose network the engine does not have."""
     found, named = KNOWN.find(model), by_file(model)
     if found is None and (named is None or KNOWN.is_foreign(model)):
         return None
@@ -161,8 +163,8 @@ def _planner(
     architecture: Architecture, config: object, asked: str, plain: str, device: torch.device, options: Options,
     rates: Rates,
 ) -> tuple[Planner, Choices, str, Mode]:
-    """A planner without weights, what runs its halves, why its fused kernels are off ("" where they are on), and what
-    it computes in. asked: the precision as the user named it; plain: that of the activations."""
+    """Return a planner without weights, the choices of its kernels, why its fused kernels are off ("" where they are
+    on), and its computing mode. asked: the precision as the user named it; plain: that of the activations."""
     dtype = PRECISIONS[plain]
     here = architecture.name, config, dtype, device
     switched = switched_off(options)
@@ -179,8 +181,8 @@ def _planner(
 
 
 def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
-    """What plans of a VAE in its default precision follow on a device, and why its fused kernels are off ("": they are
-    on). Raises InputError for one that no node has loaded, unless it is known by its name."""
+    """Return the dry run that plans of a VAE in its default precision follow on a device, and why its fused kernels are
+    off ("": they are on). Raises InputError for a VAE that no node has loaded, unless it is known by its name."""
     network = network_of(model)
     if network is None:
         raise InputError(f"{model[:80] or 'this VAE'} is not known: run a workflow that loads it first")
@@ -194,10 +196,10 @@ def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
 
 
 def answer(question: Question, machine: Machine) -> dict[str, object]:
-    """The plan of a decode for the panel. Raises InputError where the options contradict each other.
+    """Return the plan of a decode for the panel. Raises InputError where the options contradict each other.
 
-    A file that no node has loaded yet is planned as the published VAE of its name, and the answer says so; of any other
-    there is no plan: `unknown`, with `host` where it is known that ComfyUI's own code runs it.
+    A file that no node has loaded yet is planned as the published VAE of its name, and the answer says so; there is no
+    plan for any other: `unknown`, with `host` where it is known that ComfyUI's own code runs it.
     """
     found, named = KNOWN.find(question.model), by_file(question.model)
     network = network_of(question.model)
@@ -216,7 +218,7 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
         precision = "fp16_fast"
     q, (target, source) = question, machine.target(question.vram_gb, question.ram_gb)
     output = "float32" if q.output == "auto" else q.output
-    overlap = None if q.overlap == OVERLAP else q.overlap  # the widget's own value is no wish
+    overlap = None if q.overlap == OVERLAP else q.overlap  # the widget's default is no wish
     request = Request(q.tiling, q.tile, overlap, q.chunk, q.vram_gb, q.ram_gb, output)
     latents, batch = architecture.latents(architecture.filled(question.frames)), question.batch
     if architecture.still:
@@ -249,17 +251,17 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
 
 
 def raised_facts(plan: Plan) -> dict[str, object]:
-    """The target and where it is from, if "auto" had to raise it."""
+    """Return the target and its source, if "auto" had to raise it."""
     return {} if plan.raised is None else {"target_gb": _gb(plan.raised), "target_source": "free"}
 
 
 def plan_facts(
     plan: Plan, batch: int, latents: int, architecture: Architecture, colours: int, output: torch.dtype
 ) -> dict[str, object]:
-    """What the panel draws of a plan: sizes in pixels, memory in GB. colours: of a pixel."""
+    """Return the facts of a plan that the panel draws: sizes in pixels, memory in GB. colours: channels of a pixel."""
     s, still = architecture.spatial, architecture.still
     rows, cols = plan.grid.rows, plan.grid.cols
-    # The planner has pictures behind each other, a user beside each other.
+    # The planner orders pictures in time, a user in a batch.
     frames, batch = (1, batch * latents) if still else (architecture.frames(latents), batch)
     width, height = s * cols.length, s * rows.length
     facts: dict[str, object] = {

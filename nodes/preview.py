@@ -1,4 +1,4 @@
-"""Frames shown while a decode goes on, taken from the result as it fills."""
+"""Frames shown during a decode, taken from the result as it fills."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 #: Longest side shown, in pixels, and seconds between two pictures.
 SIZE, INTERVAL = 512, 0.5
-#: Steps that copies out of a GPU may be behind.
+#: Steps that copies out of a GPU may lag.
 LAG = 2
 
 
 class Preview:
-    """preview(done, total) -> a picture of the newest finished frame, or None if one came just before."""
+    """A callable preview(done, total) -> a picture of the newest finished frame, or None if one came just before."""
 
     def __init__(
         self, frames: Tensor, plan: Plan, latents: int, count: Callable[[int], int], on_gpu: bool
     ) -> None:
-        """frames: the decode's result [B, F, H, W, 3] in 0..1; latents: of the clip, of which the first n are count(n)
+        """frames: the decode's result [B, F, H, W, 3] in 0..1; latents: of the clip; its first n are count(n)
         frames."""
         self._frames = frames
         self._latents, self._count = latents, count
@@ -46,7 +46,8 @@ class Preview:
         return Image.fromarray(pixels.numpy())
 
     def _newest(self, done: int, total: int) -> tuple[int, int] | None:
-        """(clip, frame) that is finished after `done` steps; of tiles, the newest that the current one has reached."""
+        """Return the (clip, frame) that is finished after `done` steps; with tiles, the newest that the current one has
+        reached."""
         chunks = -(-self._latents // self._chunk)
         clip, step = divmod(done - 1, chunks * self._passes)
         part, chunk = divmod(step, chunks)

@@ -1,4 +1,4 @@
-"""The line that the host shows on a node while it runs."""
+"""The line that the host shows on a running node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INTERVAL = 0.25
 
 
 class Stages:
-    """Words the progress of one decode or encode: stages(done, total) -> a line, or "" if one came just before."""
+    """Progress of one decode or encode in words: stages(done, total) -> a line, or "" if one came just before."""
 
     def __init__(self, operation: str, plan: Plan, latents: int) -> None:
         """operation: "decode" or "encode"; latents: of the clip."""
@@ -25,7 +25,7 @@ class Stages:
 
     @property
     def ticks(self) -> int:
-        """Calls that one clip takes: one for each chunk of each part."""
+        """Return the number of calls for one clip: one for each chunk of each part."""
         return self._chunks * (self._tiles + 1)
 
     def __call__(self, done: int, total: int) -> str:
@@ -40,7 +40,7 @@ class Stages:
         return f"{self._operation}{self._part(part)}: chunk {chunk + 1} of {self._chunks}, {left}"
 
     def _part(self, index: int) -> str:
-        """Decoding starts with what sees the whole frame, encoding ends with it."""
+        """Name the part: decoding starts with the layers that see the whole frame, encoding ends with them."""
         if not self._tiles:
             return ""
         whole = 0 if self._operation == "decode" else self._tiles

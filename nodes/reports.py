@@ -1,4 +1,4 @@
-"""What nodes say of their work: a text for reading, and the same for the panel and for headless clients."""
+"""Reports of nodes: a text for reading, and the same facts for the panel and for headless clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ KEY = "zerowaste"
 
 @dataclass
 class Outcome:
-    """What a decode or encode did: the engine's report, the host's share of the time, and lines of the node's own."""
+    """The outcome of a decode or encode: the engine's report, the host's share of the time, and lines of the node's
+    own."""
 
     report: Report
     load_seconds: float | None  # None: the host loads the weights inside its own code
@@ -30,11 +31,11 @@ class Outcome:
         return counted("\n".join([*lines, *(f"{'note':<8}{note}" for note in self.notes)]))
 
     def ui(self) -> dict[str, tuple]:
-        """The ui output of a node: `text`, and under KEY the engine's report, the plan and the notes."""
+        """Return the ui output of a node: `text`, and under KEY the engine's report, the plan and the notes."""
         facts = self.report.as_dict() | {"load_seconds": self.load_seconds, "plan_facts": self.plan}
         return ui(self.text(), facts | {"notes": [counted(note) for note in self.notes]})
 
 
 def ui(text: str, facts: dict[str, object] | None = None) -> dict[str, tuple]:
-    """The ui output of a node that has `text` to say, and facts if any."""
+    """Return the ui output of a node with this text, and facts if any."""
     return {"text": (text,), KEY: ((facts or {}) | {"text": text},)}

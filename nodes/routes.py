@@ -1,5 +1,6 @@
-"""GET /zerowaste_vae/plan: the plan of a decode. Runs nothing on a GPU, and reads at most a listed file's header.
-/zerowaste_vae/tune: POST starts a tuning of this GPU, GET tells how it goes, DELETE ends it."""
+"""HTTP routes. GET /zerowaste_vae/plan: the plan of a decode; it runs nothing on a GPU, and reads at most a listed
+file's header.
+/zerowaste_vae/tune: POST starts a tuning of this GPU, GET returns its state, DELETE ends it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _waiting = 0
 
 
 async def plan(request: web.Request) -> web.Response:
-    """200 with the plan, also of a decode that does not fit; 400 on a malformed question; 429 if too many wait."""
+    """Answer 200 with the plan, also of a decode that does not fit; 400 on a malformed question; 429 if too many
+    wait."""
     global _waiting
     if len(request.query_string) > MAX_QUERY or len(set(request.query)) != len(request.query):
         return _refused(400, f"a question has at most {MAX_QUERY} characters and each value once")
@@ -45,7 +47,7 @@ async def plan(request: web.Request) -> web.Response:
         _waiting -= 1
 
 
-# As the host runs nodes: a dry run sees other operators otherwise, and another peak.
+# The mode in which the host runs nodes: without it a dry run sees other operators, and another peak.
 @torch.inference_mode()
 def _answer(question: Question) -> dict[str, object]:
     with log.silent():
@@ -54,9 +56,9 @@ def _answer(question: Question) -> dict[str, object]:
 
 
 async def start_tuning(request: web.Request) -> web.Response:
-    """200 with how it goes; 409 and a reason in one line where it cannot begin; 400 on a malformed question."""
+    """Answer 200 with the state; 409 and a reason in one line where it cannot begin; 400 on a malformed question."""
     try:
-        # Whatever its header calls the text: JSON is UTF.
+        # JSON is UTF, even if the header names another encoding.
         model = json.loads(await request.read())["model"] if request.content_length in range(1, MAX_QUERY) else None
     except (ValueError, KeyError, TypeError, RecursionError, ConnectionError, web.RequestPayloadError):
         model = None
@@ -79,7 +81,7 @@ async def end_tuning(request: web.Request) -> web.Response:
 
 
 def register() -> None:
-    """Offer the routes; the state they answer from is read now, not when they are asked."""
+    """Add the routes, and sample the machine that they answer from now, not at the first request."""
     machine()
     server.add_route(PATH, plan)
     for method, handler in (("post", start_tuning), ("get", tuning), ("delete", end_tuning)):

@@ -1,4 +1,4 @@
-"""What Zero-Waste VAE Save offers, where it may write, and what it says afterwards."""
+"""Options of Zero-Waste VAE Save, the check of its file name, and the text of its report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAVE_TYPES = {
 
 
 def without_suffix(prefix: str) -> str:
-    """A prefix that was written with the suffix of a file, which is added anyway: without it."""
+    """Return a prefix without the suffix of a file, which is added anyway."""
     for suffix in _SUFFIXES:
         if prefix.lower().endswith(suffix):
             return prefix[: -len(suffix)]
@@ -31,8 +31,8 @@ def without_suffix(prefix: str) -> str:
 
 
 def dated(prefix: str, now: datetime) -> str:
-    """Return a prefix with its %date:FORMAT% filled in as ComfyUI's frontend fills in those of its own nodes: d, dd, M,
-    MM, yy, yyyy, h, hh, m, mm, s and ss stand for numbers, everything else for itself."""
+    """Return a prefix with its %date:FORMAT% filled in as ComfyUI's frontend does for its own nodes: d, dd, M, MM, yy,
+    yyyy, h, hh, m, mm, s and ss stand for numbers, everything else for itself."""
 
     def filled(found: re.Match[str]) -> str:
         part = found.group()
@@ -65,7 +65,7 @@ def check_prefix(output: Path, prefix: str) -> None:
 
 
 def describe(result: Conversion, checkpoint: Checkpoint, seconds: float) -> str:
-    """One line: file, type, size, that size beside two bytes per value, time."""
+    """Return one line: file, type, size, that size relative to two bytes per value, time."""
     share = result.bytes_written / (2 * sum(t.numel() for t in checkpoint.tensors.values()))
     return (
         f"{one_line(str(result.path))}: {result.type}, {result.bytes_written / 2**20:.1f} MiB, {share:.1%} of f16, "

@@ -16,10 +16,11 @@ from ..engine.run.scope import CUDNN_BENCHMARK
 
 
 def with_scoped_settings(vae: object, options: Options) -> tuple[object, list[str]]:
-    """A VAE the engine does not know, with the settings of torch that `options` name in force during its own calls.
+    """Return a VAE the engine does not know, with the settings of torch that `options` name in force during its own
+    calls.
 
-    Also returns which apply here. Weights and network are shared, nothing of the VAE that goes in is changed; where no
-    setting applies it comes out itself.
+    Also return the settings that apply here. Weights and network are shared, and the given VAE is not changed; where no
+    setting applies it is returned itself.
     """
     reasons = availability(vae.device, "", None, vae.vae_dtype)
     names = [n for n in ("tf32", "cudnn_benchmark") if getattr(options, n) and reasons[n] is None]

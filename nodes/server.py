@@ -10,23 +10,23 @@ PROGRESS = "zerowaste_vae.progress"
 
 
 def add_route(path: str, handler: Callable[..., object], method: str = "get") -> None:
-    """Serve `path`; nothing where no server runs (tests, scripts)."""
+    """Serve `path`; do nothing where no server runs (tests, scripts)."""
     if (server := _server()) is not None:
         getattr(server.routes, method)(path)(handler)
 
 
 def busy() -> bool:
-    """Whether a workflow runs or waits to."""
+    """Return True if a workflow runs or waits to."""
     server = _server()
     return server is not None and server.prompt_queue.get_tasks_remaining() > 0
 
 
 def say(text: str, node: str) -> None:
-    """Show a line on a node (its status line, which web/js/runs.js fills); "" says nothing."""
+    """Show a line on a node (its status line, which web/js/runs.js fills); "" shows nothing."""
     if text and (server := _server()) is not None:
         server.send_sync(PROGRESS, {"node": node, "text": text}, server.client_id)
 
 
 def _server() -> object | None:
-    # Never imported here: importing it without running it would start half of ComfyUI.
+    # Not imported here: importing it without running it would start half of ComfyUI.
     return getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)

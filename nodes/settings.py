@@ -1,4 +1,4 @@
-"""How a VAE is to be run, and which of several nodes' wishes counts."""
+"""Settings of a VAE's runs, and the precedence between the wishes of several nodes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from ..engine import InputError
 from ..engine.request import OVERLAP, TILINGS, usual_overlap
 
-#: Of the widgets: who leaves it means no more than the engine's own.
+#: The default of the widgets; a user who leaves it means the engine's own default.
 DEFAULT_OVERLAP = OVERLAP
-#: Number types of the frames that nodes hand on.
+#: Number types of the frames that nodes output.
 FRAMES = ("auto", "float32", "float16")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One node's wishes: tile and overlap in pixels, chunk in latents, vram_gb and ram_gb in GB (2^30).
+    """The wishes of one node: tile and overlap in pixels, chunk in latents, vram_gb and ram_gb in GB (2^30).
 
     "auto", 0 and (for the overlap) None mean that the node leaves the choice to the one before it.
     """
@@ -31,7 +31,7 @@ class Settings:
     gpus: str = "auto"
 
     def over(self, base: Settings) -> Settings:
-        """These wishes where given, else those of `base`; a tile size stays with the tiling it was given for."""
+        """Return these wishes where given, else those of `base`; a tile size stays with the tiling it was given for."""
         tiling = self.tiling if self.tiling != "auto" else base.tiling
         same = base if base.tiling == tiling else Settings()
         return Settings(
@@ -46,7 +46,7 @@ class Settings:
         )
 
     def options(self) -> dict[str, Any]:
-        """Options of the engine's decode and encode."""
+        """Return the options of the engine's decode and encode."""
         overlap = usual_overlap(self.tile) if self.overlap in (None, DEFAULT_OVERLAP) else self.overlap
         return {"tiling": self.tiling, "tile": self.tile, "overlap": overlap, "chunk": self.chunk,
                 "vram_gb": self.vram_gb or None, "ram_gb": self.ram_gb or None}  # fmt: skip
@@ -74,9 +74,9 @@ def from_widgets(
     gpus: str = "auto",
     **_: object,
 ) -> Settings:
-    """Settings from widget values; `tiling` is a dict (mode and its own widgets) where the host nests widgets.
+    """Return settings from widget values; `tiling` is a dict (mode and its own widgets) where the host nests widgets.
 
-    Other inputs of a prompt are nobody's. Raises InputError on a tiling or a number type that is not known.
+    Other inputs of a prompt are ignored. Raises InputError on a tiling or a number type that is not known.
     """
     if isinstance(tiling, dict):
         tile, overlap = tiling.get("tile", 0), tiling.get("overlap", DEFAULT_OVERLAP)

@@ -34,7 +34,7 @@ from .widgets import (
     vram_input,
 )
 
-#: Frames of a host's own decode that are handed to the encoder at once.
+#: Frames of a host's own decode that go to the video encoder at once.
 _PIECE = 8
 
 
@@ -89,7 +89,7 @@ class DecodeToVideo(io.ComfyNode):
         path, sound = folders.temporary_file(".mp4"), None if audio is None else folders.temporary_file(".wav")
         writer = Mp4Writer(path, form)
         try:
-            if audio is not None:  # before the frames, which would be lost with it
+            if audio is not None:  # first: if it fails, no frames are lost with it
                 _write_sound(audio, sound)
             with writer:
                 if fast is None:
@@ -113,7 +113,7 @@ class DecodeToVideo(io.ComfyNode):
 
 
 def _decode(vae: EngineVAE, samples: dict, settings: Settings, writer: Mp4Writer, deep: bool) -> Outcome:
-    """A latent's frames to the writer as they are made."""
+    """Write a latent's frames to the writer as they are made."""
     latent, engine = vae.layout.latent(samples["samples"]), vae.engine
     if latent.shape[0] > 1 and not vae.layout.still:
         raise InputError(f"The latent holds {latent.shape[0]} clips and a video is one: give them one by one")
@@ -132,7 +132,7 @@ def _decode(vae: EngineVAE, samples: dict, settings: Settings, writer: Mp4Writer
 
 
 def _write_sound(audio: dict, path: Path) -> None:
-    """AUDIO as a file of 16-bit samples."""
+    """Write AUDIO to a WAV file of 16-bit samples."""
     given, rate = audio["waveform"], int(audio["sample_rate"])
     if given.ndim != 3 or min(*given.shape[:2], rate) < 1:
         raise InputError("The audio is no sound: connect [batch, channels, samples] of at least 1 sample a second, not "

@@ -1,4 +1,4 @@
-"""One widget per optimisation, and the engine's options that they stand for."""
+"""The widgets of the optimisations, and the engine's options that they stand for."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from .host import io
 from .machine import unavailable
 from .widgets import advanced
 
-#: Saved workflows know widgets by their place: these stand before Optimize's last widget, later ones behind it.
+#: Saved workflows know widgets by their place: the first so many toggles stand before Optimize's last widget, later
+#: ones after it.
 FIRST = 9
-#: Toggles before `kernels`, which came after them.
+#: The number of toggles before `kernels`, which came after them.
 BEFORE_KERNELS = 10
 
 
 def toggle_inputs() -> tuple[list[io.Input], list[io.Input]]:
-    """The dB floor and the first toggles, and those that came later. What can do nothing here carries the reason, for
-    the tooltip and the panel; what plans depend on says so to the panel."""
+    """Return the dB floor with the first toggles, and the toggles that came later. Those that have no effect here carry
+    the reason, for the tooltip and the panel; those that plans depend on are marked for the panel."""
     floor = io.Float.Input(
         "min_db",
         display_name="Least quality (dB), 0 = exact",
@@ -57,14 +58,14 @@ def _toggle(name: str, reason: str | None) -> io.Boolean.Input:
 
 
 def options_from(min_db: float = 0.0, kernels: str = AUTO, **toggles: bool) -> Options:
-    """Options from widget values; what is not given keeps the engine's default."""
+    """Return options from widget values; those not given keep the engine's default."""
     given = {name: toggles[name] for name in TOGGLES if name in toggles}
     if given.get("channels_last_3d"):
-        # Where the kernels run; for plain torch it is slower (1.8 times on an H200), so this widget never asks for it.
+        # Only for the kernels: plain torch is slower with it (1.8 times on an H200), so this widget never asks for it.
         given["channels_last_3d"] = None
     return Options(**given, min_db=min_db, kernels=kernels)
 
 
 def without_optimisations() -> Options:
-    """Plain torch, nothing else."""
+    """Return the options of plain torch without optimisations."""
     return Options().switched(off=TOGGLES)

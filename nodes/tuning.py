@@ -15,7 +15,7 @@ from . import planning
 
 
 class Tuner:
-    """Says how it goes to whoever asks."""
+    """One tuning in a thread of its own, and its state for those that poll."""
 
     def __init__(self, run: Callable[..., Any] = tune, why: Callable[[torch.device], str | None] = why_not) -> None:
         self._run, self._why = run, why
@@ -25,13 +25,14 @@ class Tuner:
         self._state: dict[str, Any] = {"state": "idle", "done": 0, "total": 0, "text": ""}
 
     def state(self) -> dict[str, Any]:
-        """state: idle, running, done, cancelled or failed; layers done and in all; how it ended, in one line."""
+        """Return the state (idle, running, done, cancelled or failed), the layers done and in all, and the result in
+        one line."""
         with self._lock:
             return dict(self._state)
 
     def start(self, model: str, busy: Callable[[], bool], device: torch.device) -> None:
-        """busy: whether a workflow runs or waits to; one that begins later ends the tuning, whose times it would spoil.
-        Raises InputError, with the reason in one line, where it cannot begin."""
+        """Start a tuning. busy: returns True if a workflow runs or waits to; one that begins later ends the tuning,
+        whose times it would spoil. Raises InputError, with the reason in one line, where it cannot begin."""
         if why := self._why(device):
             raise InputError(why)
         walk, off = planning.walk_of(model, device)
@@ -48,7 +49,7 @@ class Tuner:
         self._thread.start()
 
     def cancel(self) -> None:
-        """End it as soon as the layer under way is done."""
+        """Stop the tuning as soon as the present layer is done."""
         self._cancel.set()
 
     def wait(self) -> None:

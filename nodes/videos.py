@@ -1,4 +1,4 @@
-"""The host's VIDEO type."""
+"""Conversion from and to the host's VIDEO type."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..engine.files.sound import read_sound
 
 
 def video_of(path: str) -> object:
-    """The host's VIDEO of a file."""
+    """Return the host's VIDEO of a file."""
     return InputImpl.VideoFromFile(path)
 
 
 def frames_of(video: object) -> tuple[object, Any, float, float]:
-    """A VIDEO as (a path or an open file, None) or (images [F, H, W, C], their rate), with the second from which on it
-    is meant and for how many (0: all)."""
+    """Return a VIDEO as (a path or an open file, None) or (images [F, H, W, C], their rate), with the start of its
+    window in seconds and the window's length (0: all)."""
     if not isinstance(video, InputImpl.VideoFromFile):
         parts = video.get_components()
         return parts.images, parts.frame_rate, 0.0, 0.0
@@ -25,7 +25,8 @@ def frames_of(video: object) -> tuple[object, Any, float, float]:
 
 
 def sound_of(video: object, begins: float, lasts: float) -> dict[str, object] | None:
-    """The AUDIO of a VIDEO from this second of its file on, for so many; None where there is none."""
+    """Return the AUDIO of a VIDEO from second `begins` of its file on, for `lasts` seconds; None where there is
+    none."""
     if isinstance(video, InputImpl.VideoFromFile):
         sound = read_sound(video.get_stream_source(), begins, lasts)
         return sound and {"waveform": sound[0][None], "sample_rate": sound[1]}

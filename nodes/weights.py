@@ -1,4 +1,4 @@
-"""The weights of a VAE, to be written."""
+"""The weights of a VAE for writing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .making import known, of_network
 
 
 def checkpoint_of(vae: object) -> Checkpoint:
-    """The weights of ours, or of a host VAE whose network the engine knows, as a file that loads again needs them."""
+    """Return the weights of an engine VAE, or of a host VAE whose network the engine knows, complete for a file that
+    loads again."""
     if isinstance(vae, EngineVAE):
         checkpoint, model = vae.source(), vae.engine.model
         shapes = {key: tuple(t.shape) for key, t in model.state_dict().items()}

@@ -7,9 +7,9 @@ from .frames import ANY_VAE
 from .host import io
 from .settings import DEFAULT_OVERLAP, FRAMES
 
-#: The pack's name, wherever a user reads it.
+#: The pack's name, as users read it.
 CATEGORY = "Zero-Waste VAE"
-#: Whose VAEs the engine runs, as descriptions say it.
+#: The families whose VAEs the engine runs, for descriptions.
 MODELS = (
     "SeedVR2, Wan, Qwen-Image, HunyuanVideo, LTX, MiniMax H3, Mochi, Cosmos, Flux, Z-Image, SD3, SDXL and Stable "
     "Diffusion"
@@ -30,14 +30,18 @@ _TILING = (
 
 
 def schema(node_id: str, display_name: str, aliases: list[str], panel: bool = False, **fields: object) -> io.Schema:
-    """A node of this pack; `aliases` are further words it is found by, on hosts that know them (0.10.0 on). panel: its
-    report is shown in a line on it, also when the node comes from the host's cache (hosts from 0.18.1 on send it)."""
+    """Return the schema of a node of this pack; `aliases` are further words it is found by, on hosts that know them
+    (0.10.0 on).
+
+    panel: its report is shown in a line on it, also when the node comes from the host's cache (hosts from 0.18.1 on
+    send it).
+    """
     if panel and "has_intermediate_output" in io.Schema.__dataclass_fields__:
         fields["has_intermediate_output"] = True
     if "search_aliases" in io.Schema.__dataclass_fields__:
         fields["search_aliases"] = [*aliases, "zerowaste", "zero waste"]
     if "accept_all_inputs" in io.Schema.__dataclass_fields__ and any(i.id == "tiling" for i in fields["inputs"]):
-        # Else the host drops a tiling that it finds in no option of the list, and the node runs as if none were given.
+        # Otherwise the host drops a tiling that is no option of the list, and the node runs as if none were given.
         fields["accept_all_inputs"] = True
     return io.Schema(node_id=node_id, display_name=display_name, category=CATEGORY, **fields)
 
@@ -66,7 +70,7 @@ def vram_input() -> io.Float.Input:
         default=0.0,
         min=0.0,
         max=1024.0,
-        # What the frontend shows and keeps has as many digits as the step.
+        # The frontend shows and keeps as many digits as the step has.
         step=0.05,
         optional=True,
         tooltip="Most memory this may take, in GB (2^30 bytes). 0: the value of the node before, else 81.25 % of the "
@@ -136,8 +140,8 @@ def chunk_input() -> io.Int.Input:
 
 
 def tiling_inputs() -> list[io.Input]:
-    """The tiling mode with the widgets that belong to it. A host from before io.DynamicCombo (0.8.0) always has
-    tile and overlap: of a workflow saved with nested ones it reads right what stands before them."""
+    """Return the tiling mode with the widgets that belong to it. A host from before io.DynamicCombo (0.8.0) always has
+    tile and overlap; of a workflow saved with nested ones it reads the widgets before them right."""
     if not hasattr(io, "DynamicCombo"):
         return [
             io.Combo.Input(

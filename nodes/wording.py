@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from ..engine import PlanError
 
-#: Options of the engine -> what a user sees on the nodes.
+#: Options of the engine -> labels on the nodes.
 _LABELS = {
     "vram_gb": "VRAM limit (vram_gb)",
     "ram_gb": "RAM limit (ram_gb)",
@@ -19,12 +19,13 @@ _OPTION = re.compile(rf"\b({'|'.join(_LABELS)})\b(?!=)")
 
 
 def labelled(text: str) -> str:
-    """`text` with the labels of the widgets in place of the engine's option names ("tile=0" stays: it is a value)."""
+    """Return `text` with the labels of the widgets in place of the engine's option names ("tile=0" stays: it is a
+    value)."""
     return counted(_OPTION.sub(lambda found: _LABELS[found.group()], text))
 
 
 def counted(text: str) -> str:
-    """ "2 latent(s)" and "1 frames" as one writes them."""
+    """Return `text` with right plurals: "2 latent(s)" becomes "2 latents", "1 frames" becomes "1 frame"."""
     text = re.sub(r"\b1 ([a-z]+)\(s\)", r"1 \1", text)
     text = re.sub(r"\b(\d+) ([a-z]+)\(s\)", r"\1 \2s", text)
     return re.sub(r"(?<![\d.x])\b1 (frame|latent|chunk|clip)s\b", r"1 \1", text)
@@ -32,7 +33,7 @@ def counted(text: str) -> str:
 
 @contextmanager
 def fitting(operation: str) -> Iterator[None]:
-    """Around the planning of a run: what does not fit leads with a sentence that says so."""
+    """Wrap the planning of a run: an error of a plan that does not fit begins with a sentence that says so."""
     try:
         yield
     except PlanError as error:

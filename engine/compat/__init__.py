@@ -1,4 +1,4 @@
-"""The names of the original documents. names.py has them and is imported when the first one is used."""
+"""The API of the original documents; names.py holds it and is imported when the first name is used."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""The names of the original documents, on top of the engine: same arguments, and log lines only where they are true.
+"""The functions of the original documents, on top of the engine: same arguments, and log lines only where they are
+true.
 
 Functions that optimise take a VideoVAE, the path of a VAE file, a ComfyUI VAE of this pack, or any torch module. A
-VideoVAE is changed through its `options`, scoped to its own runs. Other modules get only what is safe for any: weights
-in channels_last_3d, and switches of the whole process where their name says so; `restore_settings` undoes those.
+VideoVAE is changed through its `options`, scoped to its own runs. Other modules get only the changes that are safe for
+any: weights in channels_last_3d, and switches of the whole process where their name says so; `restore_settings` undoes
+those.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ __all__ = [
 
 #: Tile sizes are chosen in these steps and up to this size (pixels).
 TILE_STEP, LARGEST_TILE = 64, 4096
-#: What `benchmark` decodes when it is given no latent: frames, height, width in pixels.
+#: The clip that `benchmark` decodes when it is given no latent: frames, height, width in pixels.
 BENCHMARK_GPU, BENCHMARK_CPU = (21, 720, 1280), (5, 64, 64)
 
 # -- whole VAEs -------------------------------------------------------------------------------------------------------
@@ -85,7 +87,7 @@ class BlackwellIntegratedVAE:
         summary(self.vae)
 
     def decode(self, latent: Tensor, use_tiling: bool = True, **options: Any) -> Tensor:
-        """Host-scaled latent [B, C, T, h, w] -> frames [B, F, H, W, 3] in 0..1; `options` as VideoVAE.decode's.
+        """Decode a host-scaled latent [B, C, T, h, w] to frames [B, F, H, W, 3] in 0..1; `options`: of VideoVAE.decode.
 
         use_tiling allows blended tiles, which are approximate, where whole frames do not fit the target; without it
         such a latent raises PlanError.
@@ -94,8 +96,11 @@ class BlackwellIntegratedVAE:
         return self.vae.decode(latent, tiling="auto" if use_tiling else "untiled", **options)
 
     def benchmark(self, num_runs: int = 10, warmup_runs: int = 3, latent: Tensor | None = None) -> dict[str, Any]:
-        """Time `decode`, host memory to host memory; prints and returns seconds, ms per frame, frames/s and the report
-        of the last run. latent None: noise, 21 frames of 1280x720 on a GPU, 5 of 64x64 on a CPU."""
+        """Time `decode`, host memory to host memory; print and return seconds, ms per frame, frames/s and the last
+        report.
+
+        latent: None: noise, 21 frames of 1280x720 on a GPU, 5 of 64x64 on a CPU.
+        """
         if num_runs < 1 or warmup_runs < 0:
             raise InputError(f"num_runs={num_runs}, warmup_runs={warmup_runs}: at least 1 run and 0 for warming up")
         z = self._noise() if latent is None else latent
@@ -126,7 +131,7 @@ class BlackwellIntegratedVAE:
 
 
 class BlackwellSM120Optimizer:
-    """One flag per optimisation; `optimize` applies them to a VAE, and its report says which of them run."""
+    """Flags, one per optimisation; `optimize` applies them to a VAE, and its report says which of them run."""
 
     def __init__(
         self,
@@ -140,15 +145,16 @@ class BlackwellSM120Optimizer:
         self.use_temporal_slicing = use_temporal_slicing
 
     def optimize(self, vae: object) -> VideoVAE:
-        """The VAE under these options. What this machine cannot serve is logged with the reason, and left out."""
+        """Return the VAE under these options. Options that this machine cannot serve are logged with the reason, and
+        left out."""
         engine = engine_vae(vae)
         engine.options = self.options
         summary(engine)
         return engine
 
     def decode(self, vae: VideoVAE, latent: Tensor, **options: Any) -> Tensor:
-        """vae.decode(latent), step by step in time, or without `use_temporal_slicing` the whole clip at once: the same
-        frames, more memory."""
+        """Return vae.decode(latent), step by step in time, or without `use_temporal_slicing` the whole clip at once:
+        the same frames, more memory."""
         if not self.use_temporal_slicing and latent.dim() > 3:
             options["chunk"] = latent.shape[-3]
         return vae.decode(latent, **options)
@@ -157,8 +163,8 @@ class BlackwellSM120Optimizer:
 def optimize_vae_for_blackwell_sm120(
     vae: object, vram_gb: float = 16.0, target_vram_usage: float = 0.8125
 ) -> tuple[VideoVAE, int]:
-    """The VAE on its fast path, and the side in pixels of the largest square frame (or tile) that it decodes whole
-    below the target. Raises PlanError where nothing fits."""
+    """Return the VAE on its fast path, and the side in pixels of the largest square frame (or tile) that it decodes
+    whole below the target. Raises PlanError where nothing fits."""
     engine = engine_vae(vae)
     gb = _target(engine, vram_gb, target_vram_usage)
     tile = largest_tile(engine, gb)
@@ -168,7 +174,7 @@ def optimize_vae_for_blackwell_sm120(
 
 
 class TiledDecoder:
-    """Decodes frames that are larger than `tile_size` pixels in exact tiles, which equal the untiled result."""
+    """A decoder of frames larger than `tile_size` pixels in exact tiles, which equal the untiled result."""
 
     def __init__(self, vae: VideoVAE, tile_size: int, temporal_chunk_size: int) -> None:
         self.vae = vae
@@ -176,8 +182,8 @@ class TiledDecoder:
         self.temporal_chunk_size = temporal_chunk_size
 
     def decode(self, latent: Tensor, **options: Any) -> Tensor:
-        """Host-scaled latent [B, C, T, h, w] -> frames [B, F, H, W, 3] in 0..1; `options` as VideoVAE.decode's, so
-        tiling="blended" gives soft tiles of that size instead."""
+        """Decode a host-scaled latent [B, C, T, h, w] to frames [B, F, H, W, 3] in 0..1; `options`: of VideoVAE.decode,
+        so tiling="blended" gives soft tiles of that size instead."""
         given = {"chunk": self.temporal_chunk_size}
         if options.get("tiling") or max(latent.shape[-2:], default=0) * self.vae.spatial > self.tile_size:
             given.update(tiling="exact", tile=self.tile_size)
@@ -187,7 +193,7 @@ class TiledDecoder:
 
 
 def create_tiled_decoder(decoder: object, tile_size: int = 1536, temporal_chunk_size: int = 12) -> TiledDecoder:
-    """A tiled decoder of a VAE: tile_size in pixels, temporal_chunk_size in latents per step (0: planned)."""
+    """Return a tiled decoder of a VAE: tile_size in pixels, temporal_chunk_size in latents per step (0: planned)."""
     if tile_size < 0 or temporal_chunk_size < 0:
         raise InputError(f"tile_size={tile_size}, temporal_chunk_size={temporal_chunk_size}: sizes are not negative")
     return TiledDecoder(engine_vae(decoder), tile_size, temporal_chunk_size)
@@ -201,7 +207,7 @@ def optimize_vae_for_inference(
     enable_tf32: bool = True,
     enable_cudnn_benchmark: bool = True,
 ) -> Any:
-    """The VAE on `device` (the CPU where there is no GPU), with these optimisations; returns it.
+    """Move the VAE to `device` (the CPU where there is no GPU), apply these optimisations and return it.
 
     A VideoVAE's channels-last is that of the fused kernels: plain torch would get slower (`apply_channels_last_3d`
     gives it that all the same). TF32 rounds fp32 runs to ten bits of mantissa.
@@ -226,7 +232,7 @@ def optimize_3d_vae_for_blackwell(
     enable_tf32: bool = True,
     device: torch.device | str = "cuda",
 ) -> Any:
-    """As `optimize_vae_for_inference`, cuDNN left as it is."""
+    """Do the same as `optimize_vae_for_inference`, without cuDNN's trials."""
     return optimize_vae_for_inference(
         model, device, enable_channels_last_3d, enable_flash_attention, enable_tf32, enable_cudnn_benchmark=False
     )
@@ -239,8 +245,8 @@ def optimize_for_windows_blackwell(
     enable_amp: bool = True,
     device: torch.device | str = "cuda",
 ) -> Any:
-    """As `optimize_vae_for_inference` without TF32 and cuDNN's trials. AMP: modules run in a 16-bit autocast on a GPU;
-    a VideoVAE has its own precision and needs none."""
+    """Do the same as `optimize_vae_for_inference`, without TF32 and cuDNN's trials. enable_amp: modules run in a 16-bit
+    autocast on a GPU; a VideoVAE has its own precision and needs none."""
     where = _device(device)
     vae = optimize_vae_for_inference(vae, where, enable_channels_last, True, False, False)
     engine = own_engine(vae)
@@ -260,7 +266,7 @@ def optimize_for_windows_blackwell(
 
 
 def optimize_vae_for_training(vae: Any, device: torch.device | str = "cuda") -> Any:
-    """For a VideoVAE a copy to train, for another module that module: on `device` (the CPU where there is no GPU), with
+    """Return a copy of a VideoVAE to train, or another module itself: on `device` (the CPU where there is no GPU), with
     gradients, its blocks checkpointed. Use `configure_amp_context` and `reparameterize` in the training step."""
     where = _device(device)
     engine = own_engine(vae)
@@ -282,12 +288,13 @@ def create_optimized_dataloader(
     num_workers: int | None = None,
     pin_memory: bool | None = None,
 ) -> DataLoader:
-    """A DataLoader with persistent workers (at most two on Windows) and pinned memory where there is a GPU."""
+    """Return a DataLoader with persistent workers (at most two on Windows) and pinned memory where there is a GPU."""
     return data_loader(dataset, batch_size, shuffle, num_workers, pin_memory)
 
 
 def get_optimization_info() -> dict[str, Any]:
-    """This machine, and for each optimisation whether a SeedVR2 VAE can use it here and if not why; JSON-able."""
+    """Describe this machine, and say for each optimisation if a SeedVR2 VAE can use it here and if not why;
+    JSON-able."""
     here = survey()
     device = torch.device("cuda" if any(gpu.runnable for gpu in here.gpus) else "cpu")
     reasons = availability(device, SEEDVR2.name, None, PRECISIONS[auto_precision(device, SEEDVR2)])
@@ -317,7 +324,7 @@ def get_optimization_info() -> dict[str, Any]:
 
 
 def engine_vae(vae: object) -> VideoVAE:
-    """The VideoVAE behind `vae` (see BlackwellIntegratedVAE). Raises InputError where there is none."""
+    """Return the VideoVAE of `vae` (see BlackwellIntegratedVAE). Raises InputError where there is none."""
     if isinstance(vae, (str, os.PathLike)):
         return load(vae)
     engine = own_engine(vae)
@@ -333,7 +340,8 @@ def engine_vae(vae: object) -> VideoVAE:
 
 
 def largest_tile(vae: VideoVAE, gb: float) -> int:
-    """Side in pixels, a multiple of 64, of the largest square that `vae` decodes whole below `gb`. Raises PlanError."""
+    """Return the side in pixels, a multiple of 64, of the largest square that `vae` decodes whole below `gb` GB (2^30
+    bytes). Raises PlanError."""
 
     def plan(steps: int) -> None:
         side = steps * TILE_STEP // vae.spatial
@@ -355,7 +363,7 @@ def largest_tile(vae: VideoVAE, gb: float) -> int:
 def _optimize_module(
     module: object, device: torch.device, channels_last: bool, flash: bool, tf32: bool, benchmark: bool
 ) -> nn.Module:
-    """The passes that are safe for any module."""
+    """Apply the passes that are safe for any module."""
     module = torch_module(module).to(device).eval()
     if channels_last:
         apply_channels_last_3d(module)

@@ -1,6 +1,6 @@
-"""Single passes over any module or VideoVAE, and switches of the whole process that are made only by name.
+"""Single passes over any module or VideoVAE, and switches of the whole process, made only by name.
 
-Every switch returns what undoes it; `restore_settings` undoes all.
+Every switch returns a function that undoes it; `restore_settings` undoes all.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _restore: dict[str, Callable[[], None]] = {}
 
 
 def apply_channels_last_3d(model: Any, verbose: bool = True) -> int:
-    """Put the Conv3d weights of a module, or of a VideoVAE's plain modules, into channels_last_3d; their number.
+    """Put the Conv3d weights of a module, or of a VideoVAE's plain modules, into channels_last_3d; return their number.
 
     A VideoVAE's fused kernels compute in that layout in any case; its plain modules were 1.8 times slower in it on an
-    H200. `vae.options` takes it back.
+    H200. `vae.options` undoes it.
     """
     engine = own_engine(model)
     if engine is not None:
@@ -42,10 +42,10 @@ def apply_channels_last_3d(model: Any, verbose: bool = True) -> int:
 
 
 def enable_flash_attention_for_attention_blocks(model: Any, verbose: bool = True) -> int:
-    """Let attention run on kernels that need no score matrix; the number of attention layers that then do.
+    """Let attention run on kernels that need no score matrix; return the number of attention layers that then do.
 
-    A VideoVAE's own, and torch's MultiheadAttention. Others are left as they are and named in the log. torch's kernels
-    are switched on for the process if someone had switched them off (`restore_settings`).
+    These are a VideoVAE's own, and torch's MultiheadAttention. Others are left as they are and named in the log.
+    torch's kernels are switched on for the process if they had been switched off (`restore_settings`).
     """
     engine = own_engine(model)
     if engine is not None:
@@ -66,7 +66,7 @@ def enable_flash_attention_for_attention_blocks(model: Any, verbose: bool = True
 
 
 def enable_tf32_for_blackwell() -> Callable[[], None]:
-    """TF32 for fp32 products and convolutions of the whole process; call what it returns to undo it.
+    """Switch TF32 on for fp32 products and convolutions of the whole process; return a function that undoes it.
 
     A VideoVAE does not follow: its own runs obey `options.tf32`.
     """
@@ -77,7 +77,7 @@ def enable_tf32_for_blackwell() -> Callable[[], None]:
 
 
 def enable_cudnn_benchmark() -> Callable[[], None]:
-    """cuDNN tries out its algorithms in the whole process; call what it returns to undo it.
+    """Let cuDNN try out its algorithms in the whole process; return a function that undoes it.
 
     A VideoVAE does not follow: its own runs obey `options.cudnn_benchmark`.
     """
@@ -94,24 +94,24 @@ def restore_settings() -> None:
 
 
 def configure_amp_context(enabled: bool = True, dtype: torch.dtype = torch.float16) -> AbstractContextManager:
-    """torch.autocast for the GPU, or for the CPU where there is none."""
+    """Return torch.autocast for the GPU, or for the CPU where there is none."""
     return torch.autocast("cuda" if torch.cuda.is_available() else "cpu", dtype=dtype, enabled=enabled)
 
 
 def own_engine(vae: object) -> VideoVAE | None:
-    """A VideoVAE, or the one in a ComfyUI VAE of this pack; None for anything else."""
+    """Return a VideoVAE, or the one in a ComfyUI VAE of this pack; None for anything else."""
     return next((v for v in (vae, getattr(vae, "engine", None)) if isinstance(v, VideoVAE)), None)
 
 
 def torch_module(model: object) -> nn.Module:
-    """`model`, or InputError if it is none."""
+    """Return `model`; raises InputError if it is no module."""
     if not isinstance(model, nn.Module):
         raise InputError(f"{type(model).__name__} is neither a torch module nor a VAE of this pack")
     return model
 
 
 def _process_wide(name: str, switch: Callable[[], Callable[[], None]]) -> Callable[[], None]:
-    """Make a change once, however often it is asked for; what is returned undoes it, once."""
+    """Make a change once, however often it is requested; the returned function undoes it, once."""
     if name not in _restore:
         _restore[name] = switch()
         log.info(f"{name} is on for the whole process; call the returned function or restore_settings() to undo it")

@@ -1,4 +1,4 @@
-"""What training a VAE needs: gradients through the plain modules, less memory for them, sampling, data."""
+"""Parts for training a VAE: gradients through the plain modules, less memory for them, sampling, data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WINDOWS_WORKERS = 2
 
 
 def trainable(vae: VideoVAE, device: torch.device) -> VideoVAE:
-    """A copy to train: fp32 weights with gradients on `device`, blocks checkpointed. `vae` stays as it is.
+    """Return a copy to train: fp32 weights with gradients on `device`, blocks checkpointed. `vae` stays as it is.
 
     Call its modules, `model.decoder(z)` and `model.encoder(x)`; `decode` and `encode` track no gradients but see the
     weights as they are, since the fused kernels, which would have packed them once, are off.
@@ -39,7 +39,7 @@ def trainable(vae: VideoVAE, device: torch.device) -> VideoVAE:
 
 
 def checkpoint_blocks(module: nn.Module) -> int:
-    """Have the innermost blocks of `module` computed again in the backward pass instead of kept; returns how many.
+    """Have the innermost blocks of `module` computed again in the backward pass instead of kept; return how many.
 
     A block is one of our residual or attention blocks, or a module whose class is called one. A block that is given a
     State runs as it is: computing it again would find the history of later frames.
@@ -64,7 +64,8 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def reparameterize(mean: Tensor, logvar: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """mean + exp(logvar / 2) * noise in one pass, differentiable in both; shapes equal, logvar within -30..20."""
+    """Return mean + exp(logvar / 2) * noise in one pass, differentiable in both; shapes equal, logvar clamped to
+    -30..20."""
     noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
     return torch.addcmul(mean, torch.exp(0.5 * logvar.clamp(-30.0, 20.0)), noise)
 
@@ -72,8 +73,13 @@ def reparameterize(mean: Tensor, logvar: Tensor, generator: torch.Generator | No
 def data_loader(
     dataset: Dataset, batch_size: int, shuffle: bool, num_workers: int | None, pin_memory: bool | None
 ) -> DataLoader:
-    """A DataLoader whose workers stay alive between epochs. num_workers None: two at most, and at most one per core
-    but one; on Windows more than two are refused with a line in the log. pin_memory None: where there is a GPU."""
+    """Return a DataLoader whose workers stay alive between epochs.
+
+    Args:
+        num_workers: None: two at most, and at most one per core but one; on Windows a number above two is reduced to
+            two, with a line in the log.
+        pin_memory: None: where there is a GPU.
+    """
     workers = min(2, (os.cpu_count() or 1) - 1) if num_workers is None else num_workers
     if sys.platform == "win32" and workers > WINDOWS_WORKERS:
         log.warn(f"num_workers={workers}: {WINDOWS_WORKERS} are used, more make start-up slow on Windows")
