@@ -19,8 +19,11 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
+
+import torch
 
 #: Form -> what Triton takes for the generation whose code it is.
 OVERRIDES = {"A": "sm80", "B": "sm89", "C": "sm120"}
@@ -44,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     for name, known in [*((form, OVERRIDES) for form in forms), *((family, CLIPS) for family in families)]:
         if name not in known:
             parser.error(f"{name!r} is none of {', '.join(known)}")
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA GPU here")
     wrong = 0
     for form in forms:
         if not args.quick:
@@ -102,7 +107,6 @@ def one(ask: dict[str, Any]) -> int:
     """Decode or encode as `child` was asked, and print what came of it."""
     if not ask["triton"]:
         sys.modules["triton"] = None  # type: ignore[assignment]
-    import torch
     from zerowaste_vae import load
     from zerowaste_vae.engine.archs import by_name
     from zerowaste_vae.engine.bench.subject import random_checkpoint
@@ -141,9 +145,6 @@ def one(ask: dict[str, Any]) -> int:
 
 def in_form(vae: Any, ask: dict[str, Any]) -> None:
     """Have a VAE run the prebuilt form, or Triton's code of the same form."""
-    from dataclasses import replace
-
-    import torch
     from zerowaste_vae.engine.kernels import targets
 
     if not ask["triton"]:
@@ -157,7 +158,6 @@ def in_form(vae: Any, ask: dict[str, Any]) -> None:
 
 def launch_cost(work: Any) -> float:
     """Return the microseconds that the host takes for a launch, in a decode that the GPU does not hold up."""
-    import torch
     from zerowaste_vae.engine.kernels import launching
 
     spent, made = [], launching.launcher

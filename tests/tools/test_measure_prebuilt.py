@@ -21,6 +21,7 @@ def answers(tool, monkeypatch, digests):
                 "ran": "x", "us_launch": 12.5}  # fmt: skip
 
     monkeypatch.setattr(tool, "child", child)
+    monkeypatch.setattr(tool.torch.cuda, "is_available", lambda: True)
     return asked
 
 
