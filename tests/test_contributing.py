@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says of the code is so."""
+"""CONTRIBUTING.md and docs/architecture.md say what is so of the code."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from zerowaste_vae import load
 from zerowaste_vae.engine.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
-TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+TEXT = "".join((ROOT / page).read_text("utf-8") for page in ("CONTRIBUTING.md", "docs/architecture.md"))
 #: File and functions of a numbered line of the way from a decode to the kernel.
 LINE = re.compile(r"^\d\. `(engine/[\w/]+\.py)`((?:,? `\w+`)+):", re.M)
 

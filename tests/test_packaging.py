@@ -32,6 +32,8 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+#: Page -> its text.
+PAGES = {p: p.read_text(encoding="utf-8") for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 NOT_PACKAGES = {"tests", "tools", "build", "dist"}
 
 
@@ -97,20 +99,31 @@ def test_public_names_exist():
 
 
 def test_readme_begins_for_users_of_comfyui():
-    """The one sentence, then how to install it and when to use Optimize or Loader; all else comes later."""
+    """The one sentence, how to install it, then which node to use when; all else comes later, and there is not much."""
     assert README.split("\n\n")[1].startswith("**In ComfyUI: replace VAE Decode by Zero-Waste VAE Decode. Done.**")
-    chapter, title, text = re.split(r"^## (.+)$", README, maxsplit=1, flags=re.M)
-    assert title == "ComfyUI" and "zerowaste-vae " not in chapter
-    text = text.partition("\n## ")[0]
+    titles = re.findall(r"^## (.+)$", README, re.M)
+    assert titles[:3] == ["Install in ComfyUI", "First use", "Which node when"]
+    text = README.partition("\n## What it gains")[0]
+    assert "zerowaste-vae " not in text
     for named in ("custom_nodes", "| **Optimize** after Load VAE", "| **Loader** in the place of Load VAE", "`WANVAE`"):
         assert named in text
+    assert README.count("\n") <= 200
 
 
-def test_readme_links_lead_somewhere():
-    targets = re.findall(r"\]\(([^)#]+)\)", README)
-    assert "assets/demo_contact_sheet.png" in targets
-    for target in targets:
-        assert target.startswith("https://") or (ROOT / target).exists(), target
+def test_links_of_pages_lead_somewhere():
+    for page, text in PAGES.items():
+        for target, place in re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", text):
+            if target.startswith("https://"):
+                continue
+            assert (page.parent / target).exists(), (page, target)
+            if place:
+                headings = re.findall(r"^#+ (.+)$", (page.parent / target).read_text(encoding="utf-8"), re.M)
+                assert place in {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in headings}, target
+
+
+def test_every_page_is_reached_from_the_readme():
+    linked = set(re.findall(r"\]\(docs/(\w[\w-]*\.md)", README))
+    assert {page.name for page in PAGES if page.name != "README.md"} == linked
 
 
 def test_readme_names_every_family_with_its_sizes_and_type():
@@ -143,24 +156,35 @@ def test_nodes_name_the_same_models_in_both_languages():
     assert not any(missing.values()), missing
 
 
+def blocks(text):
+    """Lines of a page's blocks of commands."""
+    return [line for block in re.findall(r"^```\n(.*?)^```$", text, re.M | re.S) for line in block.splitlines()]
+
+
+def options_of(parser):
+    """Every option of a command and of its own commands."""
+    nested = [sub for action in parser._actions if isinstance(action.choices, dict) for sub in action.choices.values()]
+    return set(parser._option_string_actions).union(*map(options_of, nested))
+
+
 def parser_of(command):
     parser = argparse.ArgumentParser()
     import_module(f"zerowaste_vae.engine.commands.{command}").add_parser(parser.add_subparsers())
     return parser
 
 
-def test_readme_commands_are_accepted():
-    lines = re.findall(r"^zerowaste-vae (.+)$", README, re.M)
-    assert {line.split()[0] for line in lines} >= {"info", "encode", "decode", "demo"}
+def test_commands_of_pages_are_accepted():
+    lines = [line for text in PAGES.values() for line in blocks(text) if line.startswith("zerowaste-vae ")]
+    assert {line.split()[1] for line in lines} >= {"info", "encode", "decode", "demo", "plan", "bench"}
     for line in lines:
-        words = line.replace("[", "").replace("]", "").split()
+        _, *words = shlex.split(line)
         assert words[0] in COMMANDS
         assert callable(parser_of(words[0]).parse_args(words).run)
 
 
 def test_readme_commands_run_from_top_to_bottom(tmp_path, monkeypatch, capsys, vae_file):
     """As they are written, in a folder with what they name."""
-    (block,) = [text for text in re.findall(r"```\n(.*?)```", README, re.S) if "zerowaste-vae info" in text]
+    lines = [line for line in blocks(README) if line.startswith("zerowaste-vae ")]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "seedvr2_vae.safetensors").write_bytes(vae_file.read_bytes())
     flux = random_checkpoint(WHOLE["flux"], 0, by_name("flux"))
@@ -168,22 +192,20 @@ def test_readme_commands_run_from_top_to_bottom(tmp_path, monkeypatch, capsys, v
     write_mp4("clip.mp4", torch.rand(5, 16, 16, 3), 25)
     write_png("picture.png", torch.rand(16, 24, 3))
     monkeypatch.setattr("zerowaste_vae.engine.loader.demo_clip_path", lambda: tmp_path / "clip.mp4")
-    lines = block.splitlines()
     assert len(lines) > 6
     for line in lines:
-        program, *words = shlex.split(line)
-        assert program == "zerowaste-vae" and main(words) == 0, (line, capsys.readouterr().err)
+        _, *words = shlex.split(line)
+        assert main(words) == 0, (line, capsys.readouterr().err)
     for name in ("result.mp4", "result.png", "seedvr2_vae.gguf", "demo_result"):
         assert (tmp_path / name).exists(), name
 
 
-def test_readme_options_exist():
-    known = "".join(parser_of(name)._subparsers._group_actions[0].choices[name].format_help() for name in COMMANDS)
-    without_hosts = re.sub(r"### ComfyUI's start options\n.*?\n## ", "## ", README, flags=re.DOTALL)
-    options = set(re.findall(r"`(--[a-z-]+)", without_hosts)) - {"--help"}
-    assert len(options) > 10
-    for option in options:
-        assert f"{option} " in known or f"{option}\n" in known, option
+def test_options_of_pages_exist():
+    known = set().union(*(options_of(parser_of(name)) for name in COMMANDS))
+    texts = [text for page, text in PAGES.items() if page.name != "comfyui.md"]  # which has ComfyUI's own
+    options = set(re.findall(r"`(--[a-z-]+)", "".join(texts)))
+    assert len(options) > 30
+    assert options - known == set()
 
 
 def test_readme_python_runs(tmp_path, monkeypatch, vae_file):
