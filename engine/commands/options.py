@@ -34,7 +34,7 @@ def add_vae_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--vae", metavar="FILE", type=Path,
                        help="VAE weights (default: the small demo VAE, to try things out)")  # fmt: skip
     group.add_argument("--precision", default="auto", metavar="P",
-                       help="auto (see README), fp32, bf16, fp16; approximate: fp8, int8, fp16_fast")  # fmt: skip
+                       help="auto (see docs/precision.md), fp32, bf16, fp16; approximate: fp8, int8, fp16_fast")  # fmt: skip
     group.add_argument("--min-db", type=float, default=0.0, metavar="DB",
                        help="PSNR these keep against the exact path, and auto may go down to (0: none)")  # fmt: skip
     add_device(group)
