@@ -1,4 +1,4 @@
-"""Writes locales/en/nodeDefs.json, the base of every translation, from what a running ComfyUI says of the nodes.
+"""Write locales/en/nodeDefs.json, the base of every translation, from the texts of the nodes in a running ComfyUI.
 
     python tools/base_locale.py http://127.0.0.1:8188
 """
@@ -15,7 +15,7 @@ FILE = Path(__file__).resolve().parent.parent / "locales" / "en" / "nodeDefs.jso
 
 
 def base(nodes: dict[str, dict]) -> dict[str, Any]:
-    """Names and tooltips of this pack's nodes in a host's /object_info, in the form the frontend reads."""
+    """Return names and tooltips of this pack's nodes from a host's /object_info, in the form the frontend reads."""
     return {name: _texts(node) for name, node in nodes.items() if name.startswith("ZeroWaste")}
 
 
@@ -33,7 +33,7 @@ def _texts(node: dict) -> dict[str, Any]:
 def _inputs(spec: dict, prefix: str) -> Any:
     for name, (kind, *rest) in {**spec.get("required", {}), **spec.get("optional", {})}.items():
         options = rest[0] if rest else {}
-        # What a toggle cannot do on the machine at hand is no text of the pack's.
+        # The reason why a toggle is off on this machine is no text of the pack.
         tooltip = options.get("tooltip", "").partition(" Not in use here: ")[0]
         yield prefix + name, {"name": options.get("display_name", name), "tooltip": tooltip}
         if kind == "COMFY_DYNAMICCOMBO_V3":

@@ -1,11 +1,11 @@
-"""Builds the archive for the Comfy registry and checks it.
+"""Build the archive for the Comfy registry and check it.
 
     python tools/build_archive.py [--owner GITHUB_NAME] [--out dist]
 
-Leaves dist/zerowaste-vae (what `comfy node publish` uploads when run inside it) and dist/zerowaste-vae.zip. Shipped are
-the tracked files that .comfyignore does not name, with workflows/ as example_workflows/. The addresses of the icon, the
-banner, the documentation and the issue tracker, and what the README says to clone, follow from `Repository` in
-pyproject.toml, the one place to fill.
+It leaves dist/zerowaste-vae (which `comfy node publish` uploads when run inside it) and dist/zerowaste-vae.zip. They
+hold the tracked files that .comfyignore does not name, with workflows/ as example_workflows/. The addresses of the
+icon, the banner, the documentation and the issue tracker, and the address to clone in the README, follow from
+`Repository` in pyproject.toml, the one place to fill.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ ROOT = Path(__file__).resolve().parent.parent
 NAME = "zerowaste-vae"
 #: Largest archive; the demo VAE of 9 MB and the prebuilt kernels are most of it.
 MOST_BYTES = 40 << 20
-#: What must be in it, and folders of which nothing may be.
+#: Files that must be in it, and folders that must not.
 NEEDED = (
     "__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "NOTICE", "README.md", "CHANGELOG.md",
     "engine/__init__.py", "engine/kernels/prebuilt/sets/index.json",
     "nodes/__init__.py", "web/js/zerowaste.js", "locales/en/main.json", "assets/demo_vae.safetensors",
 )  # fmt: skip
 REFUSED = ("tests", "workflows", "registry", "tools/train_demo", ".github", ".ci")
-#: What the registry's scan flags. `subprocess` is allowed in the bench and in tuning (below).
+#: Code that the registry's scan flags. `subprocess` is allowed in the bench and in tuning (below).
 FLAGGED = re.compile(
     r"(?<![\w.])(?:eval|exec)\(|\bos\.system\(|^\s*(?:import|from) (?:subprocess|pickle)", re.MULTILINE
 )
 
 
 def ignored(path: str, rules: list[str]) -> bool:
-    """As git would read .comfyignore; patterns here are anchored, with `*` for one name and `!` for exceptions."""
+    """Return True if .comfyignore excludes a path, as git would read it; patterns here are anchored, with `*` for one
+    name and `!` for exceptions."""
     verdict = False
     for rule in rules:
         plain = rule.lstrip("!").lstrip("/")
@@ -48,7 +49,7 @@ def ignored(path: str, rules: list[str]) -> bool:
 
 
 def shipped() -> list[str]:
-    """Tracked files that go into the archive, relative to the repository."""
+    """Return the tracked files that go into the archive, relative to the repository."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
     lines = (ROOT / ".comfyignore").read_text(encoding="utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
@@ -73,7 +74,7 @@ def stage(target: Path, owner: str | None) -> None:
 
 
 def addressed(text: str, repository: str) -> str:
-    """pyproject.toml with every address that follows from that of the repository."""
+    """Return pyproject.toml with every address that follows from that of the repository."""
     raw = repository.replace("https://github.com/", "https://raw.githubusercontent.com/") + "/main/registry"
     urls = f'Repository = "{repository}"\nDocumentation = "{repository}#readme"\n"Bug Tracker" = "{repository}/issues"'
     text = re.sub(r'^Repository = ".+"$', lambda _: urls, text, flags=re.M)
@@ -87,7 +88,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def problems(target: Path) -> list[str]:
-    """What is wrong with a staged archive, one line each."""
+    """Return the faults of a staged archive, one line each."""
     files = {path.relative_to(target).as_posix(): path for path in target.rglob("*") if path.is_file()}
     found = [f"{name} is missing" for name in NEEDED if name not in files]
     found += [f"{name} must not be shipped" for name in files if name.startswith(tuple(f"{r}/" for r in REFUSED))]
@@ -100,7 +101,7 @@ def problems(target: Path) -> list[str]:
     for name, path in files.items():
         if name.endswith(".py"):
             flagged = {match.group().strip() for match in FLAGGED.finditer(path.read_text(encoding="utf-8"))}
-            # Measurements beside others and of kernels that may end a process need processes of their own.
+            # Comparisons with other programs, and kernels that may end a process, need processes of their own.
             own = name.startswith(("engine/bench/", "engine/tuning/"))
             bad = [call for call in sorted(flagged) if not (own and "subprocess" in call)]
             found += [f"{name}: the registry's scan flags {call!r}" for call in bad]

@@ -1,8 +1,8 @@
 """Check every kernel and every shipped schedule on the GPU of this machine against the fp32 reference.
 
-Run: python tools/check_kernels_gpu.py [PART ...] (package importable as zerowaste_vae). Prints one line per case, exits
-1 when a case is outside its tolerance, when two runs differ, or when a chunk or band differs from the whole frame by
-one bit.
+Run: python tools/check_kernels_gpu.py [PART ...] (package importable as zerowaste_vae). It prints one line per case and
+exits with 1 when a case is outside its tolerance, when two runs differ, or when a chunk or band differs from the whole
+frame by one bit.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def forms(dtype: torch.dtype) -> None:
 
 
 def invariance(dtype: torch.dtype) -> None:
-    """Chunks through the ring and bands of rows give the bits of the whole."""
+    """Check that chunks through the ring and bands of rows give the bits of the whole."""
     for c, h, w in ((128, 150, 333), (512, 150, 70)):
         d = 3
         x = bordered(dtype, d + 2, h, w, c)
@@ -160,7 +160,7 @@ def invariance(dtype: torch.dtype) -> None:
 
 
 def clip_starts() -> None:
-    """Weights of a clip's first two frames: against the reference, and frame by frame against the whole."""
+    """Check the weights of a clip's first two frames: against the reference, and frame by frame against the whole."""
     for dtype in (torch.float16, torch.bfloat16, FP8, torch.int8):
         for c in (128, 256):
             x = bordered(dtype, 6, 37, 53, c)
@@ -248,7 +248,7 @@ def ups() -> None:
 
 
 def nearest() -> None:
-    """Wan's upsampling of rows and columns, with runs of two taps (96, 160) and without."""
+    """Check Wan's upsampling of rows and columns, with runs of two taps (96, 160) and without."""
     for dtype in (torch.float16, torch.bfloat16, FP8, torch.int8):
         for c, k in ((96, 96), (160, 96), (384, 192), (256, 1024)):
             for shape in ((2, 37, 53), (1, 9, 1920)):
@@ -270,7 +270,8 @@ def nearest() -> None:
 
 
 def up_case(temporal: bool, dtype: torch.dtype, c: int, d: int, h: int, w: int) -> None:
-    """Against the reference; then frame by frame and band by band against the whole, bit for bit."""
+    """Check one upsampling against the reference; then frame by frame and band by band against the whole, bit for
+    bit."""
     z, before = (2, 1) if temporal else (1, 2)
     args = (torch.randn(4 * z * c, c, 1, 1, 1, device=DEVICE) * c**-0.5, torch.randn(4 * z * c, device=DEVICE),
             torch.randn(c, c, 3, 3, 3, device=DEVICE) * (27 * c) ** -0.5, torch.randn(c, device=DEVICE))
@@ -300,7 +301,7 @@ def up_case(temporal: bool, dtype: torch.dtype, c: int, d: int, h: int, w: int) 
 
 
 def other_generations() -> None:
-    """The pointer form and promoted fp16 accumulation, which other GPUs take, run here too."""
+    """Check the pointer form and promoted fp16 accumulation, which other GPUs take, on this GPU."""
     here = target(DEVICE)
     older = dataclasses.replace(here, sm=89, tma=False, half_accumulate=True)
     for dtype, fast in ((torch.float16, False), (torch.float16, True), (torch.int8, False), (FP8, False)):
@@ -316,7 +317,7 @@ def other_generations() -> None:
 
 
 def beyond_32_bits() -> None:
-    """Outputs of more than 2^31 elements: the last frame of a large call equals that frame alone."""
+    """Check outputs of more than 2^31 elements: the last frame of a large call equals that frame alone."""
     for here in (target(DEVICE), dataclasses.replace(target(DEVICE), tma=False)):
         x = torch.randn(7, 2162, 3842, 64, device=DEVICE, dtype=torch.float16)
         weight = pack_weight(torch.randn(64, 64, 3, 3, 3, device=DEVICE) * (64 * 27) ** -0.5, torch.float16)
@@ -361,7 +362,7 @@ def winograd(dtype: torch.dtype | None = None) -> None:
         report(*case)
 
 
-# What compiles most is split by type: a part is what one core does.
+# The parts that compile most are split by type: one core runs one part.
 PARTS = {"forms_fp16": partial(forms, torch.float16), "forms_bf16": partial(forms, torch.bfloat16),
          "forms_fp8": partial(forms, FP8), "forms_int8": partial(forms, torch.int8),
          "schedules_fp16": partial(schedules, torch.float16), "schedules_bf16": partial(schedules, torch.bfloat16),

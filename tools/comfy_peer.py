@@ -1,4 +1,4 @@
-"""Times ComfyUI's own VAE object on given weights and input; `zerowaste-vae bench` starts this in its own process.
+"""Time ComfyUI's own VAE object on given weights and input; `zerowaste-vae bench` starts this in a process of its own.
 
     python tools/comfy_peer.py '{"comfyui": "/path/to/ComfyUI", "half": "decoder", ...}'
 
@@ -29,7 +29,7 @@ def main() -> int:
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """The ways of running that the job names; a way that fails says why and the other goes on."""
+    """Time the ways of running that the job names; for a way that fails return the reason, and go on with the other."""
     start_comfy(job)
     import comfy.sd
     import torch
@@ -62,7 +62,7 @@ def start_comfy(job: dict[str, Any]) -> None:
 
 
 def load_calls() -> ModuleType:
-    """The package's own timing code, by its path: the package itself need not be importable here."""
+    """Load the package's own timing code by its path: the package itself need not be importable here."""
     spec = importlib.util.spec_from_file_location("calls", CALLS)
     module = importlib.util.module_from_spec(spec)
     sys.modules["calls"] = module
@@ -73,8 +73,8 @@ def load_calls() -> ModuleType:
 def run(
     vae: Any, how: str, inputs: Any, short: Any, job: dict[str, Any], device: Any, calls: ModuleType
 ) -> dict[str, Any]:
-    """Time one way; what it makes of the short input is stored: frames [B, F, H, W, 3] or a latent [B, C, T, h, w],
-    both without time where the VAE has none."""
+    """Time one way, and store its result for the short input: frames [B, F, H, W, 3] or a latent [B, C, T, h, w], both
+    without time where the VAE has none."""
     import torch
     from safetensors.torch import save_file
 
@@ -99,18 +99,18 @@ def run(
 
 
 def tiling(job: dict[str, Any]) -> dict[str, int]:
-    """Options of the tiled calls: latent pixels and latents to decode, pixels and frames to encode."""
+    """Return the options of the tiled calls: latent pixels and latents to decode, pixels and frames to encode."""
     spatial, temporal = (job["spatial"], job["temporal"]) if job["half"] == "decoder" else (1, 1)
     tile, overlap = job["tile"] // spatial, job["overlap"] // spatial
     options = {"tile_x": tile, "tile_y": tile, "overlap": overlap}
-    if job["temporal"] > 1:  # the nodes say nothing of time to VAEs of pictures
+    if job["temporal"] > 1:  # the nodes pass no sizes in time to VAEs of pictures
         frames = max(2, job["frames"] // temporal)
         options |= {"tile_t": frames, "overlap_t": max(1, min(frames // 2, job["frames_overlap"] // temporal))}
     return options
 
 
 def watch(vae: Any, name: str, seen: list[str]) -> None:
-    """Note every call of a method of this one object."""
+    """Record every call of a method of this one object."""
     method = getattr(vae, name, None)
     if method is None:
         return

@@ -1,11 +1,12 @@
-"""Times two checkouts of this pack in one process, call by call in turns: whether a change costs speed.
+"""Time two checkouts of this pack in one process, call by call in turns, to see if a change costs speed.
 
     PYTHONPATH=FOLDER python tools/compare_speed.py OTHER [--runs 9] [--json FILE]
 
-FOLDER holds one checkout as zerowaste_vae, OTHER is the folder of the other one. On a GPU: decodes and encodes of the
-published widths with seeded weights, each after the kernels of both have been compiled side by side. Two processes one
-after the other differ by 1.5 % with the same code (H200); calls in turns see the same clocks. First calls, with
-planning and compiling, are those of the processes that compile, side by side. --small: the demo VAE on a CPU.
+FOLDER holds one checkout as zerowaste_vae, OTHER is the folder of the other one. On a GPU it runs decodes and encodes
+of the published widths with seeded weights, each after the kernels of both have been compiled in parallel processes.
+Two processes one after the other differ by 1.5 % with the same code (H200); calls in turns see the same clocks. The
+times of first calls, with planning and compiling, are those of the processes that compile in parallel. --small: the
+demo VAE on a CPU.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def known(other: Path) -> tuple[tuple[str, str, str, tuple[int, int, int]], ...]:
-    """The cases of families that the other checkout names."""
+    """Return the cases of families that the other checkout names."""
     text = "".join(path.read_text(encoding="utf-8") for path in (other / "engine").rglob("*.py"))
     missing = [family for family, *_ in CASES if f'"{family}"' not in text]
     for family in missing:
@@ -98,7 +99,7 @@ def line(name: str, found: dict[str, dict[str, float]]) -> str:
 
 
 def other_pack(folder: Path) -> ModuleType:
-    """Under another name: its imports are relative."""
+    """Import the other checkout under another name: its imports are relative."""
     init = folder / "__init__.py"
     spec = importlib.util.spec_from_file_location("other_vae", init, submodule_search_locations=[str(folder)])
     module = sys.modules["other_vae"] = importlib.util.module_from_spec(spec)
@@ -107,7 +108,7 @@ def other_pack(folder: Path) -> ModuleType:
 
 
 def warm(other: Path, calls: list[tuple[str, str, str]]) -> list[float]:
-    """Compile what each call takes, in processes side by side; milliseconds per frame of these first calls."""
+    """Compile the kernels of each call, in parallel processes; return milliseconds per frame of these first calls."""
 
     def run(call: tuple[str, str, str]) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(Path(__file__).resolve()), str(other), "--warm", *call]
@@ -126,12 +127,12 @@ def turns(
     case: tuple[str, str, str, tuple[int, int, int]], packs: dict[str, ModuleType], file: Path | None, runs: int,
     small: bool, called: Sequence[str] = ("this", "other"),
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Milliseconds per frame of each pack's calls, the first one and so many more."""
+    """Return milliseconds per frame of each pack's calls: the first one and `runs` more."""
     _, precision, half, size = case
     vaes: dict[str, Any] = {}
     for who, pack in packs.items():
         vaes[who] = pack.load(file or pack.demo_vae_path(), precision, "cpu" if small else "cuda")
-    vae = vaes["this"]  # the other one may be so old that it cannot be asked for its sizes
+    vae = vaes["this"]  # the other one may be so old that it does not give its sizes
     frames = vae.architecture.frames(size[0])
     make = frame_digests.latent if half == "decode" else frame_digests.video
     source = make(vae, size) if half == "decode" else make(vae, size).float() / 255

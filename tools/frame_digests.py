@@ -1,14 +1,14 @@
-"""Digests of frames and latents, to see whether a change moved a bit: same seeds, weights and calls on any checkout.
+"""Record digests of frames and latents, to see if a change moved a bit: same seeds, weights and calls on any checkout.
 
     PYTHONPATH=FOLDER python tools/frame_digests.py OLD.json                        before the change
     PYTHONPATH=FOLDER python tools/frame_digests.py NEW.json --compare OLD.json     after it
 
-FOLDER holds the checkout to look at as zerowaste_vae. Only the package's public calls and its list of architectures
-are used, so one copy of this script serves both. On a GPU: every family (--families: only some) of the published
+FOLDER holds the checkout to examine as zerowaste_vae. Only the package's public calls and its list of architectures are
+used, so one copy of this script serves both. On a GPU it runs every family (--families: only some) of the published
 widths with seeded weights, in its type of 16 bit, SeedVR2 and the Wans in fp8 and int8 too; decodes and encodes of
-three sizes, with room, under a target that parks histories, in blended tiles, and of tiny frames in so many chunks
-that graphs replay them. The file written has for each case the SHA-256 of the raw bytes, the plan's stated peak in
-bytes, and what ran. --compare prints a line for every digest and peak that differs and exits with 1 where one does.
+three sizes, with room, under a target that parks histories, in blended tiles, and of tiny frames in so many chunks that
+graphs replay them. The written file has for each case the SHA-256 of the raw bytes, the plan's stated peak in bytes,
+and the path that ran. --compare prints a line for every digest and peak that differs and exits with 1 where one does.
 Bits are those of one kind of GPU, torch and Triton.
 
 --small: the demo VAE on a CPU, fp32 and int8, two sizes.
@@ -34,7 +34,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 GIB = 1 << 30
-#: Families looked at in these precisions, besides their type of 16 bit.
+#: Families that run in these precisions, besides their type of 16 bit.
 FEWER_BITS = {family: ("fp8", "int8") for family in ("seedvr2", "wan2.1", "wan2.2")}
 #: Latents [T, h, w] by pixels per latent: 256x256 and 640x368 (or near it), and a size that is odd in latents.
 SIZES = {
@@ -86,7 +86,7 @@ def report(lines: list[str], count: int) -> int:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """A line for every case that differs or is in one record only."""
+    """Return a line for every case that differs or is in one record only."""
     lines = [f"{case}: only in the old record" for case in old if case not in new]
     for case, now in new.items():
         before = old.get(case)
@@ -101,7 +101,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def every_cell(folder: Path, small: bool, jobs: int, families: list[str] | None) -> dict[str, Any]:
-    """All families in their precisions, a process and a cache for each: scales of 8 bit come from its first clip."""
+    """Run all families in their precisions, with a process and a cache for each: 8-bit scales come from its first
+    clip."""
     if small:
         files = {"demo": None}
         cells = [("demo", precision) for precision in ("fp32", "int8")]
@@ -135,7 +136,7 @@ def architectures() -> dict[str, Any]:
 
 
 def shapes(family: str) -> dict[str, list[int]]:
-    """The published keys and shapes."""
+    """Return the published keys and shapes."""
     architecture = architectures()[family]
     with torch.device("meta"):
         state = architecture.build(architecture.published.config).state_dict()
@@ -143,7 +144,7 @@ def shapes(family: str) -> dict[str, list[int]]:
 
 
 def seeded_file(family: str, folder: Path) -> Path:
-    """A file with the published keys and shapes; under these weights activations stay of order one."""
+    """Write a file with the published keys and shapes; under these weights activations stay of order one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(0)
     dtype = torch.float16 if architectures()[family].native == "fp16" else torch.bfloat16
@@ -176,14 +177,14 @@ def load(path: Path | None, precision: str, small: bool) -> Any:
 
 
 def latent(vae: Any, size: tuple[int, int, int]) -> Tensor:
-    """Seeded normal latent [1, C, T, h, w]; of an image VAE T pictures [T, C, h, w]."""
+    """Return a seeded normal latent [1, C, T, h, w]; for an image VAE T pictures [T, C, h, w]."""
     z = torch.randn(1, vae.latent_channels, *size, generator=torch.Generator().manual_seed(1))
     return z[0].transpose(0, 1).contiguous() if vae.temporal == 1 else z
 
 
 def video(vae: Any, size: tuple[int, int, int]) -> Tensor:
-    """Seeded frames or pictures [F, H, W, 3] in uint8 for so many latents: noise on coarse colours. Whole numbers, for
-    the same bits on every CPU."""
+    """Return seeded frames or pictures [F, H, W, 3] in uint8 for so many latents: noise on coarse colours. Whole
+    numbers give the same bits on every CPU."""
     (count, h, w), s, generator = size, vae.spatial, torch.Generator().manual_seed(2)
     frames = vae.architecture.frames(count)
     coarse = torch.randint(32, 224, (frames, h, w, 3), generator=generator)
@@ -192,7 +193,7 @@ def video(vae: Any, size: tuple[int, int, int]) -> Tensor:
 
 
 def cell(family: str, precision: str, path: Path | None, small: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(case, what it gave), in an order that never changes: the first clip gives the scales of 8 bit."""
+    """Yield (case, result) in an order that never changes: the first clip gives the 8-bit scales."""
     vae = load(path, precision, small)
     sizes = SMALL if small else SIZES[vae.spatial]
     tile, overlap = (2, 1) if small else (12, 4)  # in latents
@@ -214,7 +215,7 @@ def cell(family: str, precision: str, path: Path | None, small: bool) -> Iterato
 
 
 def case(vae: Any, half: str, size: tuple[int, int, int], options: dict[str, Any]) -> dict[str, Any]:
-    """Run it; the plan is asked for afterwards, when the operands of 8 bit are settled. A refusal is a result too."""
+    """Run one case; the plan is made afterwards, when the 8-bit operands are settled. A refusal is a result too."""
     import zerowaste_vae
 
     try:
@@ -231,7 +232,8 @@ def plan_of(vae: Any, half: str) -> Callable[..., Any]:
 
 
 def parked(vae: Any, half: str, size: tuple[int, int, int]) -> dict[str, Any]:
-    """Under the highest target, in twentieths of the roomy plan's peak, that makes histories wait in host memory."""
+    """Run one case under the highest target, in twentieths of the roomy plan's peak, that makes histories wait in host
+    memory."""
     import zerowaste_vae
 
     plan, room = plan_of(vae, half), {"ram_gb": 8.0}

@@ -1,10 +1,10 @@
-"""From a clean clone to a running program: makes a virtual environment, installs, runs.
+"""Get from a clean clone to a running program: make a virtual environment, install, run.
 
     python3 tools/fresh.py demo --out demo_out     any zerowaste-vae command
     python3 tools/fresh.py test                    the unit tests; more arguments go to pytest
 
-Needs Python 3.10 to 3.13 and pip's usual access to packages, nothing else. The environment is .venv in the repository
-(--venv DIR for another); once installed, later runs start at once.
+It needs Python 3.10 to 3.13 and pip's usual access to packages, nothing else. The environment is .venv in the
+repository (--venv DIR for another); once installed, later runs start at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"  # installed when the environment has no torch yet
-STAMP = "zerowaste-installed"  # holds a digest of what was installed
+STAMP = "zerowaste-installed"  # holds a digest of the installation
 _QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
@@ -50,13 +50,14 @@ def main() -> int:
 
 
 def prepare(venv: Path, plain: bool) -> Path:
-    """Path of the environment's Python, with torch and the pack in it. Raises CalledProcessError."""
+    """Return the path of the environment's Python, with torch and the pack installed in it. Raises
+    CalledProcessError."""
     python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     stamp = venv / STAMP
     wanted = digest(plain)
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python
-    # One that was interrupted may have no pip yet.
+    # An interrupted environment may have no pip yet.
     if not python.exists() or subprocess.call([python, "-m", "pip", "--version"], **_QUIET):
         print(f"Making a virtual environment in {venv}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
@@ -72,7 +73,8 @@ def prepare(venv: Path, plain: bool) -> Path:
 
 
 def digest(plain: bool) -> str:
-    """Changes when another installation is due: other requirements, another place, or another kind of installation."""
+    """Return a text that changes when another installation is due: other requirements, place or kind of
+    installation."""
     parts = ((ROOT / "pyproject.toml").read_bytes(), str(ROOT).encode(), TORCH.encode(), str(plain).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 

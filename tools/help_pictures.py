@@ -1,8 +1,9 @@
-"""The pictures of the help pages (web/docs/pictures), from a real ComfyUI in a headless Chromium:
+"""Make the pictures of the help pages (web/docs/pictures) with a real ComfyUI in a headless Chromium:
 
     python tools/help_pictures.py
 
-with what `pytest tests/browser` needs (tests/browser/conftest.py). Look at them before they are committed.
+It needs the programs of `pytest tests/browser` (tests/browser/conftest.py). Look at the pictures before they are
+committed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from PIL import Image  # noqa: E402
 PICTURES = ROOT / "web" / "docs" / "pictures"
 FIND = "app.graph.nodes.find((n) => n.type === '{}')"
 FIT = "void ((n) => n.setSize([{}, n.computeSize()[1]]))({})"
-# As on a machine where every optimisation can do something: what is said of this one is no news to a reader.
+# The labels of a machine where every optimisation has an effect: the limits of this one do not concern a reader.
 PLAIN = "void {}.widgets.forEach((w) => {{ w.label = w.label?.replace(/ \\(no effect here\\)$/, ''); }})"
 EXPERT = "void {}.widgets.find((w) => w.name === 'expert').callback()"
 ALONE = "void [...app.graph.nodes].filter((n) => n.type !== '{}').forEach((n) => app.graph.remove(n))"

@@ -1,13 +1,13 @@
-"""What several GPUs gain: the same decodes by one and by several in turns, with medians, memory and equal bits, beside
-what the time model computes.
+"""Measure the gain of several GPUs: the same decodes by one and by several in turns, with medians, memory and equal
+bits, next to the gain that the time model computes.
 
     python tools/measure_devices.py --frames 81 161 597
     torchrun --standalone --nproc-per-node 2 tools/measure_devices.py --frames 161
 
 Clips are shared by segments: in one process among 2, 4, 8, ... of the GPUs there are, one count after the other; under
-torchrun among all ranks. Run where the pack is importable as zerowaste_vae. Each count prints one line and is appended
-to a file, with --json, once its clip is done. Weights are seeded ones of a family's published widths, frames go to host
-memory.
+torchrun among all ranks. Run it where the pack is importable as zerowaste_vae. Each count prints one line and is
+appended to a file, with --json, once its clip is done. Weights are seeded ones of a family's published widths, frames
+go to host memory.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def cases(asked: argparse.Namespace, ranks: Ranks | None) -> Iterator[dict[str, 
 
 
 def computed(vae: VideoVAE, latents: int, height: int, width: int, count: int) -> float:
-    """How many times as fast as one device by the steps' operations."""
+    """Return the speedup over one device by the number of the steps' operations."""
     leads, rates = leads_of(vae.model.decoder.program, height, width, latents), [1.0] * count
     return (latents + leads(0)) / duration(split(leads, latents, rates), rates)
 
@@ -93,7 +93,7 @@ def computed(vae: VideoVAE, latents: int, height: int, width: int, count: int) -
 def measured(
     vae: VideoVAE, z: Tensor, ways: dict[int, Ranks | list[str]], ranks: Ranks | None, asked: argparse.Namespace
 ) -> dict[int, dict[str, Any]]:
-    """Calls in turns: each count of devices, and one device alone (0), which other ranks wait for. The first turn
+    """Time calls in turns: each count of devices, and one device alone (0), which other ranks wait for. The first turn
     begins with a call that is not timed."""
     alone = 0
     seconds: dict[int, list[float]] = {way: [] for way in (alone, *ways)}
@@ -131,7 +131,7 @@ def measured(
 
 @contextmanager
 def timed(seconds: list[float], ranks: Ranks | None) -> Iterator[None]:
-    """All ranks begin and end together."""
+    """Time a block that all ranks begin and end together."""
     if ranks:
         ranks.gather(None)
     began = time.perf_counter()

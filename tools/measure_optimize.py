@@ -1,10 +1,10 @@
-"""ComfyUI's own SeedVR2 VAE beside what the Optimize node makes of it: seconds of the same calls, and their difference.
+"""Compare ComfyUI's own SeedVR2 VAE with the Optimize node's: seconds of the same calls, and their difference.
 
     python tools/measure_optimize.py --comfyui /path/to/ComfyUI [--size 96x64] [--frames 9] [--runs 5] [--cpu]
 
-Run with ComfyUI's Python, where the pack is importable as zerowaste_vae. The weights are random ones of the published
-widths, the only ones ComfyUI's VAE takes. Calls of the two take turns. On a CPU the seconds are the process's own,
-which other programs on a busy machine do not change; OMP_NUM_THREADS=1 makes them those of the clock.
+Run it with ComfyUI's Python, where the pack is importable as zerowaste_vae. The weights are random ones of the
+published widths, the only ones ComfyUI's VAE takes. Calls of the two take turns. On a CPU the seconds are the process's
+own, which other programs on a busy machine do not change; OMP_NUM_THREADS=1 makes them those of the clock.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What each precision costs: PSNR (peak 2.0, not clamped) and SSIM of decode and encode against fp32 on plain torch.
+"""Measure each precision's loss: PSNR (peak 2.0, not clamped), SSIM of decode and encode against fp32 on plain torch.
 
     python tools/measure_precision.py [VAE] --clips clips.npz [--clip held_back] [--frames 25] [--modes fp16,fp8,...]
     python tools/measure_precision.py --random [--frames 9]
 
 Ranges of 8-bit inputs come from the VAE's calibration, with --random (published widths, random weights) from another
-clip of the same noise. Encoders are judged by what the fp32 decoder makes of their mean latents. `auto` is what a
-floor of --min-db chooses for this clip on a GPU with fp8. fp16_fast is computed with fp16 sums whether or not the GPU
-gains by them, and left out on a CPU.
+clip of the same noise. Encoders are judged by the fp32 decode of their mean latents. `auto` is the choice of a floor of
+--min-db for this clip on a GPU with fp8. fp16_fast is computed with fp16 sums even where the GPU gains nothing by them,
+and left out on a CPU.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ MODES = "fp16,fp16_fast,fp8,int8,auto"
 
 
 def ssim(a: Tensor, b: Tensor) -> float:
-    """Mean SSIM of frames [F, H, W, 3] in -1..1."""
+    """Return the mean SSIM of frames [F, H, W, 3] in -1..1."""
     x, y = (t.clamp(-1, 1).add(1).div(2) for t in (a, b))
     return sum(metrics.ssim(p, q) for p, q in zip(x, y, strict=True)) / len(x)
 
 
 class Judge:
-    """fp32 on the plain modules. Clips are [F, H, W, 3] in -1..1, latents [T, h, w, C] as the network has them."""
+    """The fp32 reference on the plain modules. Clips are [F, H, W, 3] in -1..1, latents [T, h, w, C] as the network has
+    them."""
 
     def __init__(self, vae: VideoVAE) -> None:
         self._vae = vae
@@ -67,7 +68,7 @@ class Judge:
 
 
 class Subject:
-    """A fp16 VAE, and for each half the samples that a floor would be checked on and those that ranges come from."""
+    """A fp16 VAE with two sets of samples per component: for checking a floor, and for the ranges."""
 
     def __init__(self, vae: VideoVAE, clips: dict[str, list[Tensor]], others: dict[str, list[Tensor]] | None) -> None:
         self.vae = vae
@@ -85,7 +86,7 @@ class Subject:
         return table
 
     def policy(self, half: str, mode: str, min_db: float) -> Policy:
-        """With `auto` the choice of a floor, and else all of a half in `mode`."""
+        """Return the choice of a floor for `auto`, otherwise the whole component in `mode`."""
         vae = self.vae
         if mode in ("fp16", "fp16_fast"):
             return Policy(half_accumulate=mode == "fp16_fast")

@@ -1,11 +1,11 @@
-"""What a long clip takes as a stream, to nothing or to an MP4: milliseconds a frame beside `decode` of a shorter one,
+"""Measure a long clip as a stream, to nothing or to an MP4: milliseconds per frame next to `decode` of a shorter one,
 and the process's memory on the way.
 
     python tools/measure_stream.py --frames 3001 --decode 241 --mp4 clip.mp4
 
-Run where the pack is importable as zerowaste_vae, on Linux. Weights are seeded ones of a family's published widths, the
-last convolution's a fiftieth as large: what random weights make is noise, and this much of it takes the bits of a film
-(about one per pixel). Latents change slowly. Each part prints its line as it is done.
+Run it where the pack is importable as zerowaste_vae, on Linux. Weights are seeded ones of a family's published widths,
+the last convolution's a fiftieth as large: frames of random weights are noise, and this much of it takes the bits of a
+film (about one per pixel). Latents change slowly. Each part prints its line as it is done.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def calm(checkpoint: Checkpoint) -> Checkpoint:
-    """Frames with a fiftieth of the contrast, of SeedVR2 and Wan."""
+    """Scale the last convolution of SeedVR2 and Wan, for frames with a fiftieth of the contrast."""
     for name in ("decoder.conv_out.weight", "decoder.head.2.weight"):
         if name in checkpoint.tensors:
             checkpoint.tensors[name] = checkpoint.tensors[name] * 0.02
@@ -74,14 +74,14 @@ def calm(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def slow(noise: Tensor, count: int) -> Tensor:
-    """[1, C, n, h, w] -> as many latents as asked for, in between."""
+    """Interpolate [1, C, n, h, w] in time to `count` latents."""
     flat = noise.movedim(2, -1).flatten(0, -2)[None]
     wide = F.interpolate(flat, count, mode="linear", align_corners=True)[0]
     return wide.view(*noise.shape[:2], *noise.shape[3:], count).movedim(-1, 2).contiguous()
 
 
 def measured(vae: VideoVAE, z: Tensor, file: Path | None) -> None:
-    """One run, with the memory of its first part, of frame 201 and of its end."""
+    """Time one run, and measure the memory at its first part, at frame 201 and at its end."""
     began, count, marks, waited = time.perf_counter(), 0, {}, 0.0
     writer = None if file is None else Mp4Writer(file, Format(Fraction(24)))
     with contextlib.closing(vae.stream(z, output="uint8")) as frames, writer or contextlib.nullcontext():

@@ -1,9 +1,9 @@
-"""What one optimisation changes: the same calls with and without it in turns, with medians, memory and dB.
+"""Measure the effect of one optimisation: the same calls with and without it in turns, with medians, memory and dB.
 
     python tools/measure_toggle.py winograd --weights seedvr2 --sizes 1280x720 --frames 21 --precisions fp16 fp8
 
-Run where the pack is importable as zerowaste_vae. Weights are seeded ones of a family's published widths; dB are those
-of the clip's first frames against fp32, without the toggle. Each case prints one line.
+Run it where the pack is importable as zerowaste_vae. Weights are seeded ones of a family's published widths; dB are
+those of the clip's first frames against fp32, without the toggle. Each case prints one line.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def drawn(vae: VideoVAE, size: str, frames: int, encode: bool) -> Tensor:
-    """A seeded clip, or latents of one."""
+    """Return a seeded clip, or latents of one."""
     a = vae.architecture
     width, height = check_size(size, a.spatial)
     if encode:
@@ -83,7 +83,7 @@ def memory(report: Report) -> str:
 
 
 def decibel(a: Tensor, exact: Tensor, latents: bool) -> float:
-    """Of values in 0..1; of latents against their standard deviation."""
+    """Return the PSNR in dB, for values in 0..1 with peak 1; for latents relative to their standard deviation."""
     error = (a.double() - exact.double()).square().mean().item()
     return psnr(error, exact.double().std().item() if latents else 1.0)
 

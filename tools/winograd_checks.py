@@ -1,4 +1,4 @@
-"""The cases of check_kernels_gpu.py for the Winograd form: (name, error, limit, whether bits are equal)."""
+"""Cases of check_kernels_gpu.py for the Winograd form: (name, error, limit, equal bits or not)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def conv(dtype: torch.dtype, c: int, k: int, shape: tuple[int, int, int], schedu
 
 
 def invariance(dtype: torch.dtype, c: int, h: int, w: int) -> Iterator[Row]:
-    """Chunks through the ring, bands, a clip's first frames: the bits of the whole."""
+    """Check chunks through the ring, bands, and a clip's first frames: they have the bits of the whole."""
     d = 3
     x, kernel = planes(dtype, d + 2, h, w, c), weights(c, c)
     residual, bias = torch.randn(d, h, w, c, device=DEVICE).half(), torch.randn(c, device=DEVICE)
@@ -103,7 +103,7 @@ def invariance(dtype: torch.dtype, c: int, h: int, w: int) -> Iterator[Row]:
 
 
 def written(dtype: torch.dtype, c: int, kind: str, border: str) -> Iterator[Row]:
-    """norm_act's planes: against the reference, every walk, bands, and from what a plain buffer holds."""
+    """Check norm_act's planes: against the reference, with every walk, in bands, and made from a plain buffer."""
     x, scale = (torch.randn(2, 67, 131, c, device=DEVICE) * 2 + 1).half(), scale_of(dtype)
     norm = Norm(kind, torch.rand(c, device=DEVICE) + 0.5, torch.randn(c, device=DEVICE), 32)
     wide = padded_channels(c, dtype)
@@ -131,7 +131,7 @@ def written(dtype: torch.dtype, c: int, kind: str, border: str) -> Iterator[Row]
 
 
 def large() -> Iterator[Row]:
-    """Outputs of more than 2^31 elements: the last frame of a large call equals that frame alone."""
+    """Check outputs of more than 2^31 elements: the last frame of a large call equals that frame alone."""
     weight = pack_planes(weights(64, 64), HALF)
     for here in (target(DEVICE), dataclasses.replace(target(DEVICE), tma=False)):
         x = torch.randn(7, *buffer_shape(2160, 3840, 64), device=DEVICE, dtype=HALF)
@@ -150,7 +150,7 @@ def large() -> Iterator[Row]:
 
 
 def pointers() -> Iterator[Row]:
-    """The pointer form and promoted fp16 sums, which other GPUs take."""
+    """Check the pointer form and promoted fp16 sums, which other GPUs take."""
     older = dataclasses.replace(target(DEVICE), sm=89, tma=False, half_accumulate=True)
     for dtype, fast in ((HALF, False), (HALF, True), (INT8, False), (FP8, False)):
         x, weight = planes(dtype, 4, 37, 131, 128), pack_planes(weights(128, 128), dtype)
@@ -164,7 +164,7 @@ def pointers() -> Iterator[Row]:
 
 
 def cases(dtype: torch.dtype | None) -> Iterator[Row]:
-    """Of one type, where this GPU takes it; without, what needs no repeating with each."""
+    """Yield the cases of one type, where this GPU takes it; without a type, those that need no repeating for each."""
     if dtype is None:
         yield from invariance(HALF, 512, 150, 70)
         yield from pointers()
@@ -174,7 +174,7 @@ def cases(dtype: torch.dtype | None) -> Iterator[Row]:
 
 
 def own(dtype: torch.dtype) -> Iterator[Row]:
-    """All that is done with one type."""
+    """Yield all cases of one type."""
     for c in (128, 512):
         for shape in SHAPES:
             yield from conv(dtype, c, c, shape)

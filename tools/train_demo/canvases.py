@@ -21,7 +21,7 @@ def uniform(g: torch.Generator, low: float, high: float, *shape: int) -> Tensor:
 
 
 def blur(x: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian blur of [N, C, H, W] with its own sigma (pixels) per sample, by FFT (wraps around)."""
+    """Blur [N, C, H, W] by a Gaussian with its own sigma (pixels) per sample, by FFT (wraps around)."""
     fy = torch.fft.fftfreq(x.shape[2], device=x.device)[:, None]
     fx = torch.fft.rfftfreq(x.shape[3], device=x.device)[None]
     gain = torch.exp(-2 * (math.pi * sigma.view(-1, 1, 1, 1)) ** 2 * (fy**2 + fx**2))
@@ -29,9 +29,8 @@ def blur(x: Tensor, sigma: Tensor) -> Tensor:
 
 
 def coloured_noise(g: torch.Generator, n: int, side: int = SIDE) -> Tensor:
-    """1/f^a noise, a in 0.7..2.2 per sample, drawn out up to 4 times along one direction (fur, wood), three partly
-    correlated channels, mean 0, std 1: [n, 3, side, side].
-    """
+    """Return 1/f^a noise, a in 0.7..2.2 per sample, drawn out up to 4 times along one direction (fur, wood), three
+    partly correlated channels, mean 0, std 1: [n, 3, side, side]."""
     fy = torch.fft.fftfreq(side, device=g.device)[:, None]
     fx = torch.fft.rfftfreq(side, device=g.device)[None]
     angle, stretch = uniform(g, 0, math.pi, n, 1, 1, 1), 2 ** uniform(g, 0, 2, n, 1, 1, 1)
@@ -46,7 +45,7 @@ def coloured_noise(g: torch.Generator, n: int, side: int = SIDE) -> Tensor:
 
 
 def stripes(g: torch.Generator, n: int, side: int = SIDE) -> Tensor:
-    """Waves, hard stripes and checks at random angle and period, slightly bent: [n, 3, side, side] in -1..1."""
+    """Return waves, hard stripes and checks at random angle and period, slightly bent: [n, 3, side, side] in -1..1."""
     y, x = torch.meshgrid(*(torch.arange(side, device=g.device, dtype=torch.float32),) * 2, indexing="ij")
     angle, period = uniform(g, 0, math.pi, n, 1, 1), 2 ** uniform(g, 2, 6, n, 1, 1)
     bend = uniform(g, 0, 6, n, 1, 1) * torch.sin(2 * math.pi * (x + y) / uniform(g, 60, 300, n, 1, 1))
@@ -61,20 +60,21 @@ def stripes(g: torch.Generator, n: int, side: int = SIDE) -> Tensor:
 
 
 class Palette:
-    """Colours as they occur in the real pictures: random pixels of them, now and then any colour."""
+    """Colours that occur in the real pictures: random pixels of them, now and then any colour."""
 
     def __init__(self, pictures: list[Tensor]) -> None:
         self.pixels = torch.cat([p.flatten(1).T[::7] for p in pictures])
 
     def draw(self, g: torch.Generator, *shape: int) -> Tensor:
-        """[*shape, 3] in 0..1."""
+        """Return random colours [*shape, 3] in 0..1."""
         index = torch.randint(len(self.pixels), shape, generator=g, device=g.device)
         free = torch.rand(*shape, 1, generator=g, device=g.device) < 0.15
         return torch.where(free, torch.rand(*shape, 3, generator=g, device=g.device), self.pixels[index])
 
 
 def shape_mask(g: torch.Generator, x: Tensor, y: Tensor, radius: Tensor, soft: Tensor) -> Tensor:
-    """Coverage 0..1 of one random shape per sample; x, y [N, ...] are positions relative to its centre in pixels.
+    """Return the coverage 0..1 of one random shape per sample; x, y [N, ...] are positions relative to its centre in
+    pixels.
 
     Three kinds: super-ellipses (discs to rectangles), regular-ish polygons and wavy blobs; edges `soft` pixels wide.
     """
@@ -99,7 +99,7 @@ def shape_mask(g: torch.Generator, x: Tensor, y: Tensor, radius: Tensor, soft: T
 
 
 def dead_leaves(g: torch.Generator, palette: Palette, n: int, leaves: int = 300, side: int = SIDE) -> Tensor:
-    """Overlapping textured shapes with a power law of sizes, whose statistics come close to photographs'.
+    """Return overlapping textured shapes with a power law of sizes, whose statistics come close to photographs'.
 
     Returns [n, 3, side, side] in 0..1.
     """
@@ -124,7 +124,7 @@ def dead_leaves(g: torch.Generator, palette: Palette, n: int, leaves: int = 300,
 
 
 def clouds(g: torch.Generator, palette: Palette, n: int, side: int = SIDE) -> Tensor:
-    """Smooth gradients between two colours driven by noise, with a little finer texture: [n, 3, side, side]."""
+    """Return smooth gradients between two colours driven by noise, with a little finer texture: [n, 3, side, side]."""
     a, b = palette.draw(g, n)[:, :, None, None], palette.draw(g, n)[:, :, None, None]
     t = blur(coloured_noise(g, n, side)[:, :1], uniform(g, 2, 30, n))
     t = torch.sigmoid(2 * t / t.std((2, 3), keepdim=True))
@@ -132,7 +132,7 @@ def clouds(g: torch.Generator, palette: Palette, n: int, side: int = SIDE) -> Te
 
 
 def writing(rng: np.random.Generator, n: int, side: int = SIDE) -> Tensor:
-    """Lines of random letters and pen strokes in random colours and sizes: [n, 3, side, side] in 0..1."""
+    """Return lines of random letters and pen strokes in random colours and sizes: [n, 3, side, side] in 0..1."""
     pages = []
     letters = list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:;!?()")
     for _ in range(n):
@@ -152,7 +152,8 @@ def writing(rng: np.random.Generator, n: int, side: int = SIDE) -> Tensor:
 
 
 def augmented(g: torch.Generator, palette: Palette, pictures: list[Tensor], n: int, side: int = SIDE) -> Tensor:
-    """Rotated, scaled, mirrored and recoloured cuts of the real pictures ([3, H, W] in 0..1): [n, 3, side, side]."""
+    """Return rotated, scaled, mirrored and recoloured cuts of the real pictures ([3, H, W] in 0..1): [n, 3, side,
+    side]."""
     out = []
     lin = torch.linspace(-1, 1, side, device=g.device) * side / 2
     y, x = torch.meshgrid(lin, lin, indexing="ij")
@@ -172,7 +173,8 @@ def augmented(g: torch.Generator, palette: Palette, pictures: list[Tensor], n: i
 
 
 def recolour(g: torch.Generator, palette: Palette, x: Tensor) -> Tensor:
-    """Random gain, gamma and colour mix per sample; a fifth is mapped to a ramp of three colours by brightness."""
+    """Apply random gain, gamma and colour mix per sample; a fifth is mapped to a ramp of three colours by
+    brightness."""
     n = len(x)
     y = x ** (2 ** uniform(g, -0.6, 0.6, n, 1, 1, 1))
     mix = torch.eye(3, device=x.device) + uniform(g, -0.25, 0.25, n, 3, 3)
@@ -186,7 +188,7 @@ def recolour(g: torch.Generator, palette: Palette, x: Tensor) -> Tensor:
 
 
 def make_pool(pictures: list[Tensor], n: int, seed: int, device: torch.device | str, side: int = SIDE) -> Tensor:
-    """Half real, a third dead leaves, the rest clouds and writing: uint8 [n, 3, side, side] on `device`.
+    """Make a pool, half real, a third dead leaves, the rest clouds and writing: uint8 [n, 3, side, side] on `device`.
 
     `pictures`: uint8 [3, H, W] each. Deterministic for a seed on one kind of device.
     """

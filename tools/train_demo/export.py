@@ -18,7 +18,7 @@ from ...engine.network.plain import Network
 
 
 def save(model: Network, path: Path) -> None:
-    """Weights rounded to fp16; metadata `norm_num_groups` tells loaders what shapes cannot."""
+    """Save the weights rounded to fp16; metadata `norm_num_groups` gives loaders the number that shapes do not show."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().to("cpu", torch.float16).contiguous() for name, p in model.state_dict().items()}
     save_file(tensors, path, {"norm_num_groups": str(model.config.norm_groups), "format": "pt"})
@@ -34,7 +34,7 @@ def balance(model: Network) -> None:
     """Shrink the two largest residual streams by powers of two; in exact arithmetic the output does not change.
 
     Training lets the streams before the encoder's last norm and the decoder's last norm grow to 14,000, near enough to
-    fp16's 65,504 to worry. Norms undo any scale, so only what writes into a stream has to be scaled.
+    fp16's 65,504 to worry. Norms undo any scale, so only the layers that write into a stream have to be scaled.
     """
     encoder, decoder = model.encoder, model.decoder
     low = 1 / 32

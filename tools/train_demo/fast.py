@@ -21,13 +21,13 @@ from ...engine.network.tree import Branch
 
 
 def _conv2d(x: Tensor, weight: Tensor, bias: Tensor, stride: int, pad: int) -> Tensor:
-    """[B, T, H, W, C] frame by frame; the permutes are views, so cuDNN sees channels-last memory."""
+    """Convolve [B, T, H, W, C] frame by frame; the permutes are views, so cuDNN sees channels-last memory."""
     y = F.conv2d(x.flatten(0, 1).permute(0, 3, 1, 2), weight, bias, stride, pad)
     return y.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
 
 
 def conv(m: ClipConv, x: Tensor, frozen_past: bool = False) -> Tensor:
-    """`frozen_past`: single frames train the present tap alone (the others stay what they are)."""
+    """Convolve. frozen_past: single frames train the present tap alone (the others stay as they are)."""
     weight, bias = m.weight.to(x.dtype), m.bias.to(x.dtype)
     kt, kh, _ = m.kernel_size
     step, stride, pad = m.stride[0], m.stride[1], m.padding[1]
@@ -87,7 +87,7 @@ def up(m: Upsample, x: Tensor, frozen_past: bool) -> Tensor:
 
 
 def encode(model: Network, x: Tensor, dtype: torch.dtype = torch.bfloat16, frozen_past: bool = False) -> Tensor:
-    """x [B, F, H, W, 3] in -1..1 -> float32 moments [B, T, H // 8, W // 8, 2 * latent]."""
+    """Encode x [B, F, H, W, 3] in -1..1 to float32 moments [B, T, H // 8, W // 8, 2 * latent]."""
     m = model.encoder
     x = conv(m.conv_in, x.to(dtype), frozen_past)
     for block in m.down_blocks:
@@ -100,7 +100,7 @@ def encode(model: Network, x: Tensor, dtype: torch.dtype = torch.bfloat16, froze
 
 
 def decode(model: Network, z: Tensor, dtype: torch.dtype = torch.bfloat16, frozen_past: bool = False) -> Tensor:
-    """z [B, T, h, w, latent] (unscaled) -> float32 [B, 4(T - 1) + 1, 8h, 8w, 3], about -1..1, not clamped."""
+    """Decode z [B, T, h, w, latent] (unscaled) to float32 [B, 4(T - 1) + 1, 8h, 8w, 3], about -1..1, not clamped."""
     m = model.decoder
     x = mid(m.mid_block, conv(m.conv_in, z.to(dtype), frozen_past), frozen_past)
     for block in m.up_blocks:

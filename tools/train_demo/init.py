@@ -13,12 +13,13 @@ from ...engine.network.ops.shuffle_up import Upsample
 from ...engine.network.ops.strided_down import Downsample
 from ...engine.network.plain import Network
 
-#: variance of SiLU of a unit normal about its second moment; convolutions behind GroupNormAct see inputs of this power
+#: variance of SiLU of a unit normal about its second moment; convolutions after GroupNormAct see inputs of this power
 SILU_POWER = 0.36
 
 
 def _present_only(conv: nn.Conv3d, power: float = 1.0) -> None:
-    """Random weights in the last time tap that keep unit variance for inputs of mean square `power`; past taps 0."""
+    """Set random weights in the last time tap that keep unit variance for inputs of mean square `power`; past taps
+    0."""
     fan = conv.in_channels * conv.kernel_size[1] * conv.kernel_size[2]
     nn.init.zeros_(conv.weight)
     nn.init.normal_(conv.weight[:, :, -1], std=(power * fan) ** -0.5)
@@ -65,7 +66,8 @@ def start(model: Network, seed: int) -> None:
 
 @torch.no_grad()
 def inflate(model: Network) -> None:
-    """After training on single frames: second sub-frames start as copies of the first, time strides average two."""
+    """Prepare for clips after training on single frames: second sub-frames start as copies of the first, time strides
+    average two."""
     for m in model.modules():
         if isinstance(m, Upsample) and m.z == 2:
             c = m.conv.in_channels

@@ -26,7 +26,7 @@ CRF = 8
 
 
 def demo_clip() -> np.ndarray:
-    """A slow push over a coffee cup while a galaxy marble and an amber one roll past."""
+    """Render a slow push over a coffee cup while a galaxy marble and an amber one roll past."""
     galaxy, amber = read("hubble_deep_field.jpg") / 255.0, read("retina.jpg")
     galaxy = (255 * (galaxy**0.45 * (0.55, 0.75, 1.0))).astype(np.uint8)  # brightened to blue glass with stars in it
     camera = Camera(x=(0.43, 0.49), y=(0.52, 0.49), zoom=(1.5, 1.35), turn=(-0.02, 0.03))
@@ -38,7 +38,7 @@ def demo_clip() -> np.ndarray:
 
 
 def held_back_clip() -> np.ndarray:
-    """A cat under a panning camera and a marble of noise rolling past it."""
+    """Render a cat under a panning camera and a marble of noise rolling past it."""
     g = torch.Generator().manual_seed(20_240_229)
     noise = coloured_noise(g, 1, 256)[0].permute(1, 2, 0)
     blend = torch.sigmoid(1.5 * noise.mean(2, keepdim=True))

@@ -1,4 +1,4 @@
-"""PSNR of clips through a model: 8-bit frames as 0..1, peak 1, reconstruction clamped, mean latent, weights in fp16.
+"""Measure the PSNR of clips through a model: 8-bit frames as 0..1, peak 1, clamped, mean latent, weights in fp16.
 
     python -m zerowaste_vae.tools.train_demo.measure --clips clips/clips.npz
 """
@@ -18,9 +18,9 @@ from ...engine.network.plain import Network
 
 @torch.no_grad()
 def reconstruct(model: Network, frames: np.ndarray) -> np.ndarray:
-    """uint8 [F, H, W, 3] -> float32 in 0..1 of the same shape (F = 4n + 1, H and W multiples of 8).
+    """Reconstruct uint8 [F, H, W, 3] as float32 in 0..1 of the same shape (F = 4n + 1, H and W multiples of 8).
 
-    The engine's plain float32 forward with the weights rounded to fp16, as they ship.
+    This is the engine's plain float32 forward with the weights rounded to fp16, as they ship.
     """
     model = copy.deepcopy(model).half().float()
     device = next(model.parameters()).device
@@ -30,7 +30,7 @@ def reconstruct(model: Network, frames: np.ndarray) -> np.ndarray:
 
 
 def psnr(source: np.ndarray, result: np.ndarray) -> float:
-    """dB; `source` uint8, `result` 0..1."""
+    """Return the PSNR in dB; `source` uint8, `result` 0..1."""
     error = np.square(source.astype(np.float64) / 255 - result.astype(np.float64)).mean()
     return math.inf if error == 0 else -10 * math.log10(error)
 

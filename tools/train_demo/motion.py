@@ -16,7 +16,7 @@ def _maybe(g: torch.Generator, share: float, *shape: int) -> Tensor:
 
 
 def _path(g: torch.Generator, b: int, frames: int, still: float, fastest: float) -> Tensor:
-    """Offsets [b, frames, 2] in pixels: constant velocity (log-uniform up to `fastest` px/frame) plus a sway."""
+    """Return offsets [b, frames, 2] in pixels: constant velocity (log-uniform up to `fastest` px/frame) plus a sway."""
     t = torch.arange(frames, device=g.device).view(1, frames, 1)
     speed = fastest * 2 ** uniform(g, -5, 0, b, 1, 1) * (1 - _maybe(g, still, b, 1, 1))
     heading = uniform(g, 0, 2 * math.pi, b, 1, 1)
@@ -26,7 +26,7 @@ def _path(g: torch.Generator, b: int, frames: int, still: float, fastest: float)
 
 
 def _layer(g: torch.Generator, pool: Tensor, b: int, x: Tensor, y: Tensor, offset: Tensor, mode: str) -> Tensor:
-    """Samples [b, 3, F, H, W] of random canvases under a random similarity that changes over time."""
+    """Sample random canvases under a random similarity that changes over time: [b, 3, F, H, W]."""
     frames, h, w = offset.shape[1], x.shape[0], x.shape[1]
     side = pool.shape[2]
     t = torch.arange(frames, device=g.device).view(1, frames, 1, 1)
@@ -53,10 +53,10 @@ def clips(
     g: torch.Generator, pool: Tensor, b: int, frames: int, height: int, width: int, objects: int = 2,
     mode: str = "bicubic",
 ) -> Tensor:
-    """`b` clips [b, frames, height, width, 3], float32 in -1..1; `objects`: how many moving shapes at most.
+    """Return `b` clips [b, frames, height, width, 3], float32 in -1..1; `objects`: the most moving shapes in one.
 
-    Canvas pixels per output pixel run from 0.4 to 1.3; backgrounds move up to 4 px/frame (30 % stand still), objects
-    up to 6 px/frame.
+    Canvas pixels per output pixel run from 0.4 to 1.3; backgrounds move up to 4 px/frame (30 % stand still), objects up
+    to 6 px/frame.
     """
     y, x = torch.meshgrid(
         torch.arange(height, device=g.device) - height / 2, torch.arange(width, device=g.device) - width / 2,

@@ -1,4 +1,4 @@
-"""The real pictures: which ones, on what terms, and one small file of them for the machine that trains.
+"""The real pictures: their list and terms, and one small file of them for the machine that trains.
 
 All come with the scikit-image wheel; only those its documentation states to be CC0 or in the public domain are used.
 
@@ -33,7 +33,7 @@ MAX_SIDE = 1000
 
 
 def read(name: str) -> np.ndarray:
-    """One picture as uint8 [H, W, 3], grey ones repeated, shrunk so that no side exceeds MAX_SIDE."""
+    """Read one picture as uint8 [H, W, 3], grey ones repeated, shrunk so that no side exceeds MAX_SIDE."""
     import skimage
 
     picture = Image.open(Path(skimage.__file__).parent / "data" / name).convert("RGB")

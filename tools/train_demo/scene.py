@@ -16,7 +16,7 @@ LIGHT = (-0.45, -0.65, 0.61)
 
 @dataclass(frozen=True)
 class Camera:
-    """Where the frame's centre is in the picture (0..1) and picture pixels per frame pixel, at start and end."""
+    """The position of the frame's centre in the picture (0..1) and picture pixels per frame pixel, at start and end."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -41,14 +41,14 @@ def _between(ends: tuple[float, float], t: float) -> float:
 
 
 def _sample(picture: np.ndarray, u: Tensor, v: Tensor) -> Tensor:
-    """Bicubic samples [3, H, W] in 0..1 at pixel positions, mirrored beyond the border."""
+    """Return bicubic samples [3, H, W] in 0..1 at pixel positions, mirrored beyond the border."""
     x = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].float() / 255
     grid = torch.stack((2 * u / x.shape[3] - 1, 2 * v / x.shape[2] - 1), -1)[None]
     return F.grid_sample(x, grid, "bicubic", "reflection", align_corners=False)[0].clamp(0, 1)
 
 
 def _add_marble(frame: Tensor, marble: Marble, x: Tensor, y: Tensor, t: float) -> Tensor:
-    """Shadow, then the ball itself: texture wrapped round the sphere, diffuse light and a highlight."""
+    """Draw the shadow, then the ball itself: texture wrapped round the sphere, diffuse light and a highlight."""
     h, w = frame.shape[1] / SUPERSAMPLE, frame.shape[2] / SUPERSAMPLE
     r = marble.radius
     dx, dy = (x - _between(marble.x, t) * w) / r, (y - _between(marble.y, t) * h) / r
@@ -70,7 +70,7 @@ def _add_marble(frame: Tensor, marble: Marble, x: Tensor, y: Tensor, t: float) -
 def render(
     picture: np.ndarray, camera: Camera, marbles: tuple[Marble, ...], frames: int, height: int, width: int
 ) -> np.ndarray:
-    """uint8 [frames, height, width, 3]; each pixel averages SUPERSAMPLE x SUPERSAMPLE samples."""
+    """Render uint8 [frames, height, width, 3]; each pixel averages SUPERSAMPLE x SUPERSAMPLE samples."""
     steps = [(torch.arange(n * SUPERSAMPLE) + 0.5) / SUPERSAMPLE for n in (height, width)]
     y, x = torch.meshgrid(*steps, indexing="ij")
     out = []

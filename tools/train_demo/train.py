@@ -54,7 +54,7 @@ TINY = (Phase(0.5, 2, 1, 32, 32, 8, 96), Phase(1.0, 1, 5, 32, 32, 8, 96))
 
 
 def loss_function(model: Network, frozen_past: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    """(clips [B, F, H, W, 3], noise like the latent) -> (loss, mean MSE, latent std)."""
+    """Return loss(clips [B, F, H, W, 3], noise like the latent) -> (loss, mean MSE, latent std)."""
 
     def loss(x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mean, logvar = fast.encode(model, x, frozen_past=frozen_past).chunk(2, -1)
@@ -69,7 +69,7 @@ def loss_function(model: Network, frozen_past: bool) -> Callable[[Tensor, Tensor
 
 
 class Run:
-    """Model, averaged weights, optimiser and how much of the planned time they have had."""
+    """Model, averaged weights, optimiser and the share of the planned time they have had."""
 
     def __init__(self, folder: Path, device: torch.device, config: Config, seed: int) -> None:
         self.path, self.device, self.seed = folder / "state.pt", device, seed
