@@ -1,4 +1,4 @@
-"""Decides what each half of a VAE computes in 8 bit, and measures what that costs."""
+"""Choose the convolutions of each component that run in 8 bit, and measure the loss in dB."""
 
 from __future__ import annotations
 
@@ -20,33 +20,35 @@ from .store import Store
 from .table import Table
 from .trials import Trials
 
-#: A choice aims this much above the floor: errors of convolutions add up only nearly.
+#: A choice aims this much above the floor, because errors of convolutions add up only approximately.
 MARGIN_DB = 0.5
-#: Clips that ranges are read from where a file is not calibrated, and clips that are looked at for so many, as some may
-#: be far beyond the scale of the others. After those, only how large a clip's values are is looked at.
+#: Clips that ranges are read from where a file is not calibrated, and most clips that are examined to find so many, as
+#: some may be far beyond the scale of the others. Of later clips only the level (root mean square) is examined.
 CLIPS, MOST_CLIPS = 4, 8
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Quality:
-    """What samples of a clip showed. saturated: 8-bit operands at the end of their type."""
+    """Quality measured on samples of a clip. db: PSNR against the exact policy. saturated: number of 8-bit operands at
+    the limits of their type."""
 
     db: float
     saturated: int
 
 
 class Mixed:
-    """The policies of one VAE in one mode.
+    """Policies of one VAE in one mode.
 
-    Without a floor every eligible convolution is 8 bit wide. With a floor (`options.min_db`) as many as keep it on
+    Without a floor every eligible convolution runs in 8 bit. With a floor (`options.min_db`) as many do as keep it on
     samples of each clip, by measured errors of single convolutions. Ranges and errors come from the store: those of a
-    calibration, else the ranges of the first CLIPS clips that the file is used on, each of which widens them, within
-    limits (`policy.united`): a run on one of those clips has all of its own range, later ones what is common. A clip
-    far beyond the scale of the others (`Table.beyond`) widens nothing, and has its own range for its run. Demo VAE,
-    a clip held back, int8 / fp8: calibrated 50.8 / 49.6 dB; only on noise 37.9 / 46.1 dB, on a grey picture 24.4 /
-    35.4; widened by the clip itself 49.8 / 49.6 and 51.0 / 49.5. A norm's weight and bias as a guess (4 deviations)
-    gives 31.8 / 48.8, and says nothing of the residual streams that resampling reads, so it is not used.
+    calibration, else the ranges of the first CLIPS clips that the file is used on. Each of these clips widens the
+    ranges, within limits (`policy.united`): a run on one of them uses all of its own range, later runs the united one.
+    A clip far beyond the scale of the others (`Table.beyond`) widens nothing, and its run uses its own range. Demo VAE,
+    a clip not used for calibration, int8 / fp8: calibrated 50.8 / 49.6 dB; calibrated only on noise 37.9 / 46.1 dB, on
+    a grey picture 24.4 / 35.4; these two widened by the clip itself 49.8 / 49.6 and 51.0 / 49.5. A guess from a norm's
+    weight and bias (4 deviations) gives 31.8 / 48.8, and no range for the residual streams that resampling reads, so it
+    is not used.
     """
 
     def __init__(self, mode: Mode, model: nn.Module, dtype: torch.dtype, options: Options, store: Store) -> None:
@@ -59,11 +61,13 @@ class Mixed:
         #: The table and the clip that a policy without a floor was made for.
         self._fitted: dict[str, tuple[Table, str]] = {}
         self._quality: dict[str, Quality] = {}
-        #: With a floor: what is in 8 bit since the last clip.
+        #: With a floor: convolutions in 8 bit since the last clip, with their types.
         self._chosen: dict[str, Mapping[str, str]] = {}
 
     def policy(self, half: str) -> Policy:
-        """What to plan and pack for. Before `settle` it has no scales, and with a floor it needs most memory."""
+        """Return the policy to plan and pack for.
+
+        Before `settle` it has no scales, and with a floor it is the exact one, which needs the most memory."""
         if half in self._policies:
             return self._policies[half]
         if self.mode.kind is None:
@@ -73,8 +77,13 @@ class Mixed:
         return Policy(dict.fromkeys(self._keys(half), self.mode.kind))
 
     def settle(self, half: str, samples: Callable[..., list[Tensor]]) -> Policy:
-        """The policy for a clip, of which `samples()` gives some on the device when they are needed, `samples(there)`
-        elsewhere."""
+        """Return the policy for a clip, and measure on samples of it where that is necessary.
+
+        Args:
+            half: "encoder" or "decoder".
+            samples: returns samples of the clip on the run's device, or on the device that it is given. It is called
+                only when they are needed.
+        """
         floor = self._options.min_db
         if self.mode.plain or (self.mode.kind is None and not floor):
             return self.policy(half)
@@ -82,17 +91,17 @@ class Mixed:
         given: list[Tensor] = []
         if floor or known is None or _open(known):
             given = samples()
-        elif known.levels and half == "decoder":  # frames are all of one scale
-            given = samples(CPU)  # a look takes no memory on the device that no plan counts
+        elif known.levels and half == "decoder":  # an encoder's frames always have the same scale
+            given = samples(CPU)  # plans do not count memory for this on the device
         clip = self._name(given, known)
         if not floor and known is not None and self._fitted.get(half) == (known, clip):
-            return self._policies[half]  # ranges of 60,000 channels are not united again for every call
+            return self._policies[half]  # do not unite ranges of 60,000 channels again for every call
         self._fitted.pop(half, None)
         if floor or known is None or (clip and clip not in known.seen):
             given = given if floor or known is None or _open(known) else samples()
             self._policies[half] = self._measured(half, given, known, clip)
             if given[0].is_cuda:
-                empty_device_cache()  # else the run's buffers come on top of what measuring took
+                empty_device_cache()  # or the run's buffers come on top of the memory that measuring took
         else:
             self._policies[half] = self._whole(half, known.on(clip))
             self._fitted[half] = known, clip
@@ -100,8 +109,9 @@ class Mixed:
 
     @staticmethod
     def _name(samples: list[Tensor], known: Table | None) -> str:
-        """Tell clips apart, so that one that is run again changes nothing. Empty for one that need not be told: no more
-        clips widen the ranges, and it is not far beyond their scale."""
+        """Return a name for a clip, so that the same clip changes nothing when it is run again.
+
+        Empty where no name is needed: no more clips widen the ranges, and this one is not far beyond their scale."""
         if not samples:
             return ""
         total = power(samples)
@@ -120,7 +130,7 @@ class Mixed:
             new = trials.table("")
             if not finite(new.ranges):
                 self._quality.pop(half, None)
-                exact = known is None or bool(self._options.min_db)  # no floor can be measured on it
+                exact = known is None or bool(self._options.min_db)  # a floor cannot be measured on this clip
                 log.warn(f"{half}: values of this clip overflow in {self._dtype}; its ranges are not kept"
                          + (f", and it runs without {self.mode.kind}" if exact else ""))  # fmt: skip
                 return EXACT if exact else self._whole(half, known)
@@ -159,11 +169,11 @@ class Mixed:
     def _guarded(
         self, half: str, trials: Trials, policy: Policy, stricter: Callable[[Policy, float], Policy]
     ) -> Policy:
-        """The policy, or the first stricter one that keeps the floor on the samples."""
+        """Return the policy, or the first stricter one that keeps the floor on the samples."""
         floor = self._options.min_db
         while True:
             db, saturation = trials.quality(policy)
-            if math.isnan(db):  # the exact network's values overflow, too
+            if math.isnan(db):  # values of the exact network overflow, too
                 self._quality.pop(half, None)
                 return EXACT
             if db >= floor or policy == EXACT or not (policy.kinds or policy.half_accumulate):
@@ -173,7 +183,7 @@ class Mixed:
             policy = stricter(policy, db)
 
     def describe(self, half: str) -> str:
-        """One line on the settled policy; empty without 8 bit."""
+        """Return one line about the settled policy; empty without 8 bit."""
         known, policy = self._store.table(half), self._policies.get(half)
         if known is None or policy is None or self.mode.kind is None:
             return ""
@@ -184,7 +194,7 @@ class Mixed:
         return f"{count} ({share}); ranges from {known.source}{own}"
 
     def note(self, report: Report, half: str) -> None:
-        """Put what was measured on samples of the clip into its report."""
+        """Write the quality measured on samples of the clip into its report."""
         quality = self._quality.get(half)
         if quality is not None:
             report.db = quality.db
@@ -195,6 +205,6 @@ class Mixed:
 
 
 def _open(table: Table) -> bool:
-    """Whether more clips may widen its ranges."""
+    """Check if more clips may widen the table's ranges."""
     return 0 < len(table.seen) < MOST_CLIPS and len(table.usual) < CLIPS
 

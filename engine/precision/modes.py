@@ -1,4 +1,4 @@
-"""What a precision asked for means on a device, and in words why it is something else."""
+"""Resolve the precision that the user asked for on a device, with a reason where another one runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from ..kernels.cards import AUTO
 from ..kernels.targets import has_fp8, target
 from ..options import why_no_fp8
 
-#: Plain float types, by their names as precisions.
+#: Name of a precision -> plain float type.
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-#: Precisions besides the plain float types. Activations are of the 16-bit type that a model was made for: bf16 ones may
-#: leave fp16's range.
+#: Precisions other than the plain float types. Their activations have the 16-bit type that the model was made for:
+#: values of a bf16 model may leave fp16's range.
 MIXED = ("fp8", "int8", "fp16_fast")
 
 
 @dataclass(frozen=True)
 class Mode:
-    """kind: type of 8-bit operands, None: none. half_accumulate: fp16 sums where they are faster. refused: why what
-    was asked for (asked) does not run, and what runs instead."""
+    """Precision of a model's products on a device.
+
+    kind: type of 8-bit operands, None: none. half_accumulate: fp16 sums where they are faster. refused: a message why
+    the precision that was asked for (`asked`) does not run, and which one runs instead."""
 
     kind: str | None = None
     half_accumulate: bool = False
@@ -29,15 +31,21 @@ class Mode:
 
     @property
     def plain(self) -> bool:
+        """Check that it has neither 8-bit operands nor fp16 sums."""
         return self.kind is None and not self.half_accumulate
 
 
 def resolve(asked: str, device: torch.device, min_db: float, kernels_off: str | None, plain: str = "fp16",
             kernels: str = AUTO) -> Mode:  # fmt: skip
-    """asked: "fp8", "int8", "fp16_fast", or any other precision, which "auto" with a floor may go below.
+    """Return the mode for a precision on a device. A CPU emulates fp8 and int8, for their numbers.
 
-    kernels_off: why the fused kernels cannot run the model so. A CPU runs fp8 and int8 for their numbers' sake.
-    plain: the type of the model's activations, and what runs where none of this does. kernels: those asked for.
+    Args:
+        asked: "fp8", "int8", "fp16_fast", "auto" or another precision; "auto" with a floor takes 8 bit on a GPU.
+        device: where the model runs.
+        min_db: floor in dB (0: none).
+        kernels_off: reason that the fused kernels cannot run the model with this precision, or None.
+        plain: name of the type of the model's activations, which runs where 8 bit and fp16 sums do not.
+        kernels: which kernels are asked for ("auto", "triton", "plain" or a prebuilt set).
     """
     emulated = device.type == "cpu"
     if asked not in MIXED and (asked != "auto" or min_db <= 0 or emulated or kernels_off):

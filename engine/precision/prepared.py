@@ -1,4 +1,4 @@
-"""Packed networks on disk, so that the next start neither composes nor quantises."""
+"""Packed networks on disk, so that the next start neither composes nor quantises weights."""
 
 from __future__ import annotations
 
@@ -28,13 +28,24 @@ T = TypeVar("T")
 
 
 def recipe(operands: Operands, *rest: object) -> str:
-    """A name for what a packed network was made from, besides the weight file. rest: whatever else shaped it."""
+    """Return a name for everything that a packed network was made from, except the weight file.
+
+    Args:
+        operands: types and policy that it is packed for.
+        rest: other values that it depends on.
+    """
     parts = [FORMAT, str(operands.dtype), operands.policy.as_dict(), *map(str, rest)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def save(network: object, path: Path, made_from: str) -> None:
-    """Write all tensors of a packed network and their digest. A folder that cannot be written is logged once."""
+    """Write all tensors of a packed network and their digest; log once where the folder cannot be written.
+
+    Args:
+        network: the packed network.
+        path: the file.
+        made_from: name from `recipe`.
+    """
     tensors = {name: _upright(t).detach().cpu().contiguous() for name, t in _tensors(network).items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,8 +55,16 @@ def save(network: object, path: Path, made_from: str) -> None:
 
 
 def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:
-    """`plan` (the network packed on the meta device) with the file's tensors; None if the file holds something else, or
-    not what was written. The digest takes 0.2 s for the published decoder on one core, and cores share it."""
+    """Return a packed network with the tensors of a file; None if the file holds something else or is damaged.
+
+    The digest takes 0.2 s for the published decoder on one core, and cores share the work.
+
+    Args:
+        plan: the network, packed on the meta device.
+        path: the file.
+        made_from: name from `recipe`, which the file must have.
+        device: where the tensors are put.
+    """
     from safetensors import SafetensorError, safe_open
 
     expected, before = _tensors(plan), stamp(path)
@@ -73,20 +92,26 @@ def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:
 
 
 def _unusable(path: Path, before: object, why: str) -> None:
-    """A line, unless another process has replaced the file meanwhile: the library opens it twice, for its header and
-    for its tensors."""
+    """Log that the file is unusable, unless another process has replaced it since `before`.
+
+    The library opens the file twice, for its header and for its tensors."""
     if stamp(path) == before:
         log.once(f"{path}: {why}, weights are packed anew")
 
 
 def gathered(make: Callable[[], T], others: Iterable[Tensor], device: torch.device, room: int | None = None) -> T:
-    """The packed network that `make` gives, with its tensors on `device` (a GPU) in one block of memory, but those that
-    share theirs with one of `others`, which lie there for good.
+    """Return a packed network whose tensors on a GPU are copied into one block of memory.
 
-    Packing goes through fp32, and results lie among temporaries several times their size: torch's allocator cannot
-    give a segment back while a part of it is in use (0.87 GB stayed reserved of HunyuanVideo 1.5's decoder in Winograd
-    form). room: bytes that may be taken for a second copy meanwhile (None: as many as there are); with less it goes by
-    way of host memory, which takes longer.
+    Packing goes through fp32, and its results lie among temporaries several times their size: torch's allocator cannot
+    free a segment while a part of it is in use (0.87 GB stayed reserved of HunyuanVideo 1.5's decoder in Winograd
+    form).
+
+    Args:
+        make: returns the packed network.
+        others: tensors that stay on the device; tensors that share memory with one of them are not copied.
+        device: the GPU.
+        room: bytes that a second copy may take for a moment (None: as many as there are); with less, the copy goes
+            through host memory, which takes longer.
     """
     network, kept = make(), {_address(t) for t in others}
     own = [t for t in {id(t): t for t in _tensors(network).values()}.values()
@@ -103,8 +128,8 @@ def gathered(make: Callable[[], T], others: Iterable[Tensor], device: torch.devi
 
 
 def _placed(network: T, own: list[Tensor], device: torch.device) -> tuple[T, list[Tensor]]:
-    """The network with copies of some of its tensors, one behind the other in one block on `device`, and these."""
-    # They may have been packed in a caller's inference mode, and serve calls outside it.
+    """Return the network with copies of the tensors `own`, consecutive in one block on `device`, and these copies."""
+    # They may have been packed in a caller's inference mode, and are used outside of it.
     with torch.inference_mode(False), torch.no_grad():
         sizes = list(map(_room, own))
         parts = torch.empty(sum(sizes), dtype=torch.uint8, device=device).split(sizes) if own else ()
@@ -126,7 +151,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _upright(tensor: Tensor) -> Tensor:
-    """Transposed matrices the way they lie in memory: a product's rounding may depend on it."""
+    """Return a transposed matrix as it lies in memory, others unchanged: a product's rounding may depend on it."""
     return tensor.t() if tensor.dim() == 2 and not tensor.is_contiguous() else tensor
 
 
@@ -142,7 +167,7 @@ def _tensors(network: object) -> dict[str, Tensor]:
 
 
 def _mapped(value: Any, name: str, change: Callable[[str, Tensor], Tensor]) -> Any:
-    """A copy of nested objects, dataclasses, lists and tuples with every tensor passed through `change`."""
+    """Copy nested objects, dataclasses, lists and tuples, with every tensor replaced by `change(name, tensor)`."""
     if isinstance(value, Tensor):
         return change(name, value)
     if isinstance(value, (list, tuple)):

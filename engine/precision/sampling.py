@@ -1,5 +1,4 @@
-"""Samples of a clip through a fused network: what its convolutions read, how much saturates, and the difference two
-networks make in dB."""
+"""Run samples of a clip through a fused network: ranges of its convolutions, saturation, and differences in dB."""
 
 from __future__ import annotations
 
@@ -18,17 +17,18 @@ from ..run.plan import Steps
 from ..run.weights import Conv
 
 Watch = Callable[[Conv, Tensor], None]
-#: A sample is this many latents (5 frames), of at most SIDE x SIDE latent pixels: 256 x 256 pixels. Decoded a frame per
-#: step it takes 0.6 GB beside 0.9 GB of weights at the published widths, less than any run that follows.
+#: A sample has this many latents (5 frames) of at most SIDE x SIDE latent pixels: 256 x 256 pixels. Decoded with one
+#: frame per step it takes 0.6 GB in addition to 0.9 GB of weights at the published widths, less than any later run.
 LATENTS = 2
 SIDE = 32
-#: Samples of a clip, from its first to its last frames and from its upper left to its lower right corner.
+#: Samples of a clip, spread from its first to its last frames and from the upper left to the lower right corner.
 COUNT = 6
 
 
 def latent_samples(z: Tensor | Latents, side: int = SIDE) -> list[Tensor]:
-    """The first clip of [B, C, T, h, w] -> up to COUNT parts of it [LATENTS, h', w', C], each to be decoded as a
-    clip of its own."""
+    """Return up to COUNT parts [LATENTS, h', w', C] of the first clip of [B, C, T, h, w].
+
+    Each is decoded as a clip of its own. h' and w' are at most `side` latent pixels."""
     return [
         z[0, :, t : t + LATENTS][..., y : y + side, x : x + side].permute(1, 2, 3, 0)
         for t, y, x in _places((z.shape[2], LATENTS), z.shape[3:], side)
@@ -36,7 +36,9 @@ def latent_samples(z: Tensor | Latents, side: int = SIDE) -> list[Tensor]:
 
 
 def video_samples(video: Tensor, side: int = SIDE) -> list[Tensor]:
-    """Clip [F, H, W, 3] -> up to COUNT parts of it [5 or 1 frames, H', W', 3], each to be encoded by itself."""
+    """Return up to COUNT parts [5 or 1 frames, H', W', 3] of a clip [F, H, W, 3], each to be encoded by itself.
+
+    H' and W' are at most 8 * `side` pixels."""
     frames = 4 * (LATENTS - 1) + 1 if video.shape[0] >= 4 * (LATENTS - 1) + 1 else 1
     return [
         video[t : t + frames, y : y + 8 * side, x : x + 8 * side]
@@ -45,13 +47,13 @@ def video_samples(video: Tensor, side: int = SIDE) -> list[Tensor]:
 
 
 def white_noise(video: Tensor) -> Tensor:
-    """Frames of all colours, of the type and size of a video sample: textures that few clips hold. Seeded."""
+    """Return seeded noise in -1..1 of the type and shape of a video sample: textures that few clips contain."""
     generator = torch.Generator().manual_seed(0)
     return (2 * torch.rand(video.shape, generator=generator) - 1).to(video)
 
 
 def _places(time: tuple[int, int], size: tuple[int, ...], side: int) -> list[tuple[int, int, int]]:
-    """Where samples start, without repetition."""
+    """Return the places (time, row, column) where samples start, without repetition."""
     room = [max(time[0] - time[1], 0), *(max(n - side, 0) for n in size)]
     steps = [i / (COUNT - 1) for i in range(COUNT)]
     return list(dict.fromkeys((*(round(s * r) for r in room),) for s in steps))
@@ -59,7 +61,13 @@ def _places(time: tuple[int, int], size: tuple[int, ...], side: int) -> list[tup
 
 @torch.no_grad()
 def decode(network: FusedDecoder, z: Tensor, watch: Watch | None = None) -> Tensor:
-    """Latents [D, h, w, C], unscaled -> [F, s * h, s * w, 3], about -1..1 and not clamped, on the latents' device."""
+    """Decode unscaled latents [D, h, w, C] to frames [F, s * h, s * w, 3], about -1..1, unclamped, on their device.
+
+    Args:
+        network: the fused decoder.
+        z: latents.
+        watch: called with each convolution and its input.
+    """
     d, h, w, _ = z.shape
     front, rest = network.plan_front(d, h, w, z.device), network.plan_tile(d, h, w, 1, z.device)
     out: list[Tensor] = []
@@ -75,7 +83,13 @@ def decode(network: FusedDecoder, z: Tensor, watch: Watch | None = None) -> Tens
 
 @torch.no_grad()
 def encode(network: FusedEncoder, video: Tensor, watch: Watch | None = None) -> Tensor:
-    """Frames [F, H, W, 3] in -1..1 -> mean latents [T, h, w, C], on the video's device."""
+    """Encode frames [F, H, W, 3] in -1..1 to mean latents [T, h, w, C], on the video's device.
+
+    Args:
+        network: the fused encoder.
+        video: frames.
+        watch: called with each convolution and its input.
+    """
     count, height, width, _ = video.shape
     latents, out = (count - 1) // network.every + 1, []
     lead, frames = (0, 1) if network.chunks is None else (network.chunks[0], 0)
@@ -94,7 +108,7 @@ def encode(network: FusedEncoder, video: Tensor, watch: Watch | None = None) -> 
 
 
 class Reader:
-    """A watch for 16-bit networks: ranges of what convolutions read, and how much work each does."""
+    """Watch for 16-bit networks: records the range of each convolution's input, and its operations."""
 
     def __init__(self) -> None:
         self._largest: dict[str, Tensor] = {}
@@ -104,7 +118,7 @@ class Reader:
 
     def __call__(self, conv: Conv, frames: Tensor) -> None:
         key, count = conv.key, frames[..., 0].numel()
-        for frame in frames:  # one at a time, for memory's sake
+        for frame in frames:  # one at a time, to save memory
             x = frame.flatten(0, 1).float()
             largest, squares = x.abs().amax(0), x.square_().sum(0)
             self._largest[key] = torch.maximum(largest, self._largest.get(key, largest))
@@ -113,6 +127,7 @@ class Reader:
         self.flops[key] += conv.weight.flops_per_position * (count // math.prod(conv.stride))
 
     def ranges(self) -> dict[str, Range]:
+        """Return the ranges by convolution key."""
         return {
             key: Range.of(self._largest[key], (squares / self._counts[key]).sqrt())
             for key, squares in self._squares.items()
@@ -120,7 +135,7 @@ class Reader:
 
 
 class Saturation:
-    """A watch for 8-bit networks: how many of the operands stand at the end of their type."""
+    """Watch for 8-bit networks: counts the operands at the limits of their type (`count` of `total`)."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -133,6 +148,7 @@ class Saturation:
 
     @property
     def share(self) -> float:
+        """Return the saturated part of all operands, 0..1."""
         return self.count / max(self.total, 1)
 
 
@@ -147,16 +163,16 @@ def level(samples: list[Tensor]) -> float:
 
 
 def mse(a: list[Tensor], b: list[Tensor]) -> float:
-    """Mean square difference over all values of both lists."""
+    """Return the mean square difference of two lists of tensors of equal shapes."""
     squares = sum((x.double() - y.double()).square().sum().item() for x, y in zip(a, b, strict=True))
     return squares / sum(x.numel() for x in a)
 
 
 def decibel(error: float) -> float:
-    """PSNR in dB of a mean square error in -1..1; infinite without error."""
+    """Return the PSNR in dB (peak 2) of a mean square error of values in -1..1; infinite without error."""
     return math.inf if error == 0 else 10 * math.log10(4 / error)
 
 
 def from_decibel(db: float) -> float:
-    """The mean square error in -1..1 that a PSNR allows."""
+    """Return the mean square error of values in -1..1 that a PSNR in dB (peak 2) allows."""
     return 4 / 10 ** (db / 10)

@@ -1,4 +1,4 @@
-"""Whether a device has the libraries' 8-bit products with scales of rows, which transformers take."""
+"""Check if torch has 8-bit products with row scales on a device, which transformers need."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ import torch
 from ..kernels.targets import FP8
 from .modes import Mode
 
-#: Of the product that is tried.
+#: Side of the matrices of the product that is tried.
 SIZE = 64
 
 
 def scaled_mode(mode: Mode, device: torch.device, min_db: float, plain: str) -> Mode:
-    """`mode` for a transformer: without 8 bit where the device has none, or where a floor is to be kept, which nobody
-    measures there. plain: what runs then."""
+    """Return the mode for a transformer: without 8 bit where the device lacks it or a floor is asked for.
+
+    A floor in dB is not measured on a transformer's products.
+
+    Args:
+        mode: as `modes.resolve` returns it.
+        device: where the model runs.
+        min_db: floor in dB (0: none).
+        plain: name of the type that runs without 8 bit.
+    """
     if mode.half_accumulate:
         return Mode(refused=f"fp16_fast is not to be had (its products sum in fp32): {plain} runs instead")
     if mode.kind is None:
@@ -26,7 +34,7 @@ def scaled_mode(mode: Mode, device: torch.device, min_db: float, plain: str) -> 
 
 @functools.cache
 def why_not(kind: str, device: torch.device) -> str | None:
-    """The reason torch has no such products on a device, or None. A CPU has their numbers."""
+    """Return the reason that torch lacks such products on a device, or None. On a CPU their numbers are emulated."""
     if device.type == "cpu":
         return None
     ones = torch.ones(SIZE, SIZE, device=device)

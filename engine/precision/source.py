@@ -1,4 +1,4 @@
-"""Where a VAE's weights came from, for a run in a wider type than they were loaded in."""
+"""Read a VAE's weights again from their file, for a run in a wider type than they were loaded in."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from .digest import digest
 
 @dataclass(frozen=True)
 class Source:
-    """A weight file, by its absolute path; None: tensors that are used up."""
+    """Weight file, by its absolute path; None: the weights were given as tensors, which no longer exist."""
 
     path: Path | None
 
     def weights(self, loaded: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The weights of `loaded` as the file has them, in `dtype`, on the CPU.
+        """Return the weights of `loaded` as the file stores them, converted to `dtype`, on the CPU.
 
-        Raises CheckpointError where the file is not to be had, or its weights, rounded, are not those of `loaded`.
+        Raises:
+            CheckpointError: the file cannot be read, or its weights, rounded, differ from those of `loaded`.
         """
         if self.path is None:
             raise CheckpointError("these weights: given as tensors, which are used up")
@@ -37,8 +38,14 @@ class Source:
 
 
 def widened(loaded: nn.Module, source: Source | None, dtype: torch.dtype) -> nn.Module:
-    """A copy of `loaded` in a wider type, with the weights as `source` has them: not rounded to a narrower one, nor to
-    one that lay between. None: `loaded` has them so."""
+    """Return a copy of a network in a wider type, with weights that were not rounded to a narrower one.
+
+    Args:
+        loaded: the network.
+        source: file that has the weights; None: those of `loaded` are not rounded. Where the file cannot be used, a
+            warning is logged and the rounded weights are taken.
+        dtype: the wider type.
+    """
     model = copy.deepcopy(loaded).to(dtype)
     if source is not None:
         try:

@@ -1,5 +1,6 @@
-"""A folder of the pack's own for what it measured and prepared of each VAE. Nothing is written beside the user's files,
-and a folder that is not there or cannot be written costs time, not results."""
+"""Cache folder of the pack for measurements and packed weights of each VAE.
+
+Nothing is written next to the user's files. A folder that is missing or cannot be written costs time, not results."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from .. import log
 from ..files.writing import replacing
 from .table import Table
 
-#: Tables of other formats are measured anew.
+#: Version of the files. Tables of other versions are ignored and measured again.
 FORMAT = 2
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 def cache_folder() -> Path | None:
-    """$ZEROWASTE_CACHE, else the system's place for caches; None, and a line, where the user has no home folder."""
+    """Return $ZEROWASTE_CACHE, else the system's place for caches; log and return None without a home folder."""
     if named := os.environ.get("ZEROWASTE_CACHE"):
         return Path(named)
     try:
@@ -40,29 +41,32 @@ def cache_folder() -> Path | None:
 
 
 def say_unkept(error: OSError) -> None:
-    """One line for all that a cache folder does not take."""
+    """Log once that the cache folder cannot be written."""
     log.once(f"{cache_folder()}: {error.strerror or error}; what is measured and packed is made again at every start")
 
 
 class Store:
-    """What is kept of one VAE, filed under what its weights hold.
+    """Store of one VAE's measurements and packed weights, in a folder named after the digest of its weights.
 
-    A table that `calibrate` made and one that 8-bit runs measure by themselves are files of their own, so that none of
-    the latter, whichever process writes it and however old it is, takes the place of the former.
+    A table that `calibrate` made and one that 8-bit runs measure by themselves are separate files, so that the latter,
+    whichever process writes it and however old it is, never replaces the former.
     """
 
     def __init__(self, digest: Callable[[], str] | None = None) -> None:
-        """digest: of the weights (digest.digest), asked for once, when something is kept or looked up. None: nothing is
-        remembered beyond this object's life."""
+        """Prepare a store.
+
+        digest: returns the digest of the weights (digest.digest); it is called when something is first stored or looked
+        up, and by `holds`. None: nothing is kept beyond this object's life."""
         self._digest = digest
         self._tables: dict[str, Table] = {}
 
     def table(self, half: str) -> Table | None:
-        """Measurements of "encoder" or "decoder": from `calibrate`, the user's own or shipped with the pack, else those
-        of the first clips."""
+        """Return the measurements of "encoder" or "decoder", or None.
+
+        They are those of `calibrate`, the user's or the ones shipped with the pack, else those of the first clips."""
         if half not in self._tables and self._digest is not None:
             calibrated, measured = self._calibrated(half), self._read(self._place(half, "measured")).get(half)
-            # Runs add what convolutions cost to a calibrated table, too: worth having as long as it is still that one.
+            # Runs also add errors of convolutions to a calibrated table: use them as long as its ranges are the same.
             if calibrated is None or (measured is not None and measured.ranges == calibrated.ranges):
                 calibrated = measured
             if calibrated is not None:
@@ -70,13 +74,16 @@ class Store:
         return self._tables.get(half)
 
     def calibrate(self, half: str, table: Table) -> None:
-        """Keep what the user has had measured."""
+        """Store a table that the user has asked to measure."""
         self._tables[half] = table
         self._write(half, "calibrated", table)
 
     def measured(self, half: str, table: Table) -> Table:
-        """Keep what a run has measured, unless `calibrate` has been here meanwhile, in whatever process. Returns the
-        table that counts from now on."""
+        """Store a table that a run has measured, unless any process has calibrated the VAE meanwhile.
+
+        Returns:
+            The table that is valid from now on.
+        """
         self._tables[half] = table
         calibrated = None if self._digest is None else self._calibrated(half)
         if calibrated is not None and calibrated.ranges != table.ranges:
@@ -86,29 +93,29 @@ class Store:
         return self._tables[half]
 
     def document(self) -> str:
-        """All tables known of the VAE, as JSON; what ships in assets/ is such a document."""
+        """Return all known tables of the VAE as JSON; the files in assets/ are such documents."""
         for half in ("encoder", "decoder"):
             self.table(half)
         return self._document(self._tables)
 
     def prepared(self, half: str) -> Path | None:
-        """Where packed weights of a half are kept; None where there is no place for them."""
+        """Return the file for a component's packed weights; None where there is no cache folder."""
         return self.folder and self.folder / f"{half}.safetensors"
 
     @property
     def folder(self) -> Path | None:
-        """Where all this is kept; None where there is no place for it."""
+        """Return the VAE's folder; None where there is no cache folder."""
         cache = None if self._digest is None else cache_folder()
         return cache and cache / self.digest[:16]
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of the weights; empty where nothing is remembered."""
+        """Return the digest of the weights; empty where nothing is kept."""
         return "" if self._digest is None else self._digest()
 
     @property
     def holds(self) -> bool:
-        """Check whether the weights, which are all read, still are those that all this is filed under."""
+        """Check that the weights still have the digest that this folder is named after; reads all of them."""
         return self._digest is not None and self._digest() == self.digest
 
     def _calibrated(self, half: str) -> Table | None:

@@ -1,4 +1,4 @@
-"""What was measured of one half of a VAE, and the choice of 8-bit convolutions that follows from it."""
+"""Measurements of one component of a VAE, and the choice of 8-bit convolutions that follows from them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..operands.policy import WIDEST, Policy, Ranges, ranges_as_dict, ranges_fro
 class Table:
     """Measurements of an encoder or decoder, by convolution key.
 
-    ranges: of the inputs; work: operations per clip, all convolutions; errors: per kind, the mean square error in
-    pixels (-1..1) that a convolution alone makes with 8-bit operands. source: what it was measured on. seen: ranges of
-    each clip that uncalibrated ones come from, by its name; none if they are calibrated. levels: root mean square of
-    what went in, of each clip that is known; none in tables that do not say it.
+    ranges: of the inputs. work: operations per clip, for all convolutions. errors: for each kind, the mean square error
+    in pixels (-1..1) that a convolution makes if it alone has 8-bit operands. source: description of the clips that
+    were measured. seen: clip name -> its ranges, for uncalibrated tables; empty if they are calibrated. levels: clip
+    name -> root mean square of the component's input; empty in tables that do not store it.
     """
 
     source: str
@@ -29,13 +29,15 @@ class Table:
 
     @classmethod
     def first(cls, clip: str, measured: Table) -> Table:
-        """Of a file that is not calibrated, from the table of its first clip."""
+        """Return the table of a file that is not calibrated, from the measurements of its first clip."""
         return replace(measured, source="this file's first clip", seen={clip: measured.ranges},
                        levels=measured._level_as(clip))  # fmt: skip
 
     def widened(self, clip: str, measured: Table) -> Table:
-        """With the table of another clip as well. A clip far beyond the scale of the others leaves their ranges as they
-        are: int8 would have a part of its steps left for all of them."""
+        """Return the table widened by the measurements of another clip.
+
+        A clip far beyond the scale of the others leaves their ranges unchanged: int8 would have only a part of its
+        steps left for all of them."""
         seen = {**self.seen, clip: measured.ranges}
         more = replace(self, seen=seen, levels={**self.levels, **measured._level_as(clip)})
         return replace(more, ranges=united(more.usual), source=f"this file's first {len(seen)} clips")
@@ -49,32 +51,34 @@ class Table:
         return dict(zip([clip], self.levels.values(), strict=False))
 
     def beyond(self, level: float) -> bool:
-        """Whether a clip of this level is far beyond the scale of the known ones. Of two that are far apart, the lower
-        one counts; nothing is where no level is known."""
+        """Check if a clip of this level is far beyond the scale of the known ones: more than WIDEST times their median.
+
+        Of two levels that are far apart the lower one counts. False where no level is known."""
         known = sorted(self.levels.values())
         return bool(known) and level > WIDEST * known[(len(known) - 1) // 2]
 
     def on(self, clip: str) -> Table:
-        """For a run on this clip: what was seen of it fits, however odd it is."""
+        """Return the table for a run on this clip, with ranges that include all that was seen of it."""
         return self.with_ranges(self.seen.get(clip, {}))
 
     def with_ranges(self, own: Ranges) -> Table:
-        """For a run on a clip of these ranges."""
+        """Return the table for a run on a clip of these ranges, which its own ranges are united with."""
         return replace(self, ranges={k: r.united(own[k]) if k in own else r for k, r in self.ranges.items()})
 
     def with_errors(self, kind: str, errors: Mapping[str, float]) -> Table:
+        """Return the table with these errors of `kind`."""
         return replace(self, errors={**self.errors, kind: dict(errors)})
 
     def fits(self, keys: Iterable[str]) -> bool:
-        """Whether it knows all these convolutions."""
+        """Check that the table has ranges and work of all these convolutions."""
         return all(key in self.ranges and key in self.work for key in keys)
 
     def share(self, keys: Iterable[str]) -> float:
-        """Part of all operations that these convolutions do."""
+        """Return the part of all operations (0..1) that these convolutions do."""
         return sum(self.work[key] for key in keys) / max(sum(self.work.values()), 1)
 
     def choose(self, kind: str, budget: float) -> Policy:
-        """As much work in 8 bit as a mean square error of `budget` allows, if errors simply add up."""
+        """Return a policy with as much work in 8 bit as a mean square error of `budget` allows, if errors add up."""
         errors = self.errors[kind]
         chosen, spent = {}, 0.0
         for key in sorted(errors, key=lambda k: errors[k] / max(self.work[k], 1)):
@@ -84,7 +88,9 @@ class Table:
         return Policy(chosen, self.ranges)
 
     def stricter(self, policy: Policy, kind: str, factor: float) -> Policy:
-        """A choice among the policy's convolutions with at most `factor` of its error, and at least one fewer."""
+        """Return a policy with a part of another's convolutions, at least one fewer.
+
+        Its error is at most `factor` times that of `policy`. Where that would keep all, only the worst is left out."""
         errors = {key: self.errors[kind][key] for key in policy.kinds}
         least = replace(self, errors={kind: errors}).choose(kind, factor * sum(errors.values()))
         if len(least.kinds) < len(errors):
@@ -93,7 +99,7 @@ class Table:
         return Policy({k: kind for k in errors if k != worst}, self.ranges)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the table as a dictionary for JSON."""
         return {
             "source": self.source,
             "work": dict(self.work),
@@ -105,7 +111,11 @@ class Table:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Table:
-        """Raises KeyError, TypeError, ValueError or AttributeError on anything that `as_dict` did not make."""
+        """Return the table of a dictionary from `as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is not one that `as_dict` made.
+        """
         errors = {kind: {k: float(e) for k, e in each.items()} for kind, each in values["errors"].items()}
         work = {key: int(n) for key, n in values["work"].items()}
         if not all(math.isfinite(e) for each in errors.values() for e in each.values()):

@@ -1,4 +1,4 @@
-"""Samples of a clip through one half of a VAE under different policies."""
+"""Run samples of a clip through one component of a VAE under different policies."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .table import Table
 
 
 class Trials:
-    """Runs `samples` (sampling.latent_samples or video_samples, on the device) and compares pixels with those of the
-    exact policy. Latents of an encoder are judged by what the exact decoder makes of them.
+    """Trials of policies on samples of a clip, by the pixels' difference from those of the exact policy.
 
-    Packed weights of every policy tried are held until this goes.
+    samples: from sampling.latent_samples or video_samples, on the device. An encoder's latents are decoded by the exact
+    decoder and compared in pixels. Packed weights of every policy tried are kept until this object is dropped.
     """
 
     def __init__(
@@ -37,12 +37,15 @@ class Trials:
         self._packed: dict = {}
 
     def table(self, source: str) -> Table:
-        """Ranges and work of all convolutions, read off the exact network; ranges are NaN or infinite where values of
-        the samples are. source: as in Table.
+        """Return ranges and work of all convolutions, measured on the exact network.
 
-        An encoder's ranges are those of the samples and of white noise. Without that, textures saturate: an int8 encode
-        of the demo VAE, of 5 frames of a clip held back, gains 5.2 dB (57.7), and the largest error of a latent falls
-        from 1.1 to 0.1. Latents hold no such extremes: noise would cost an int8 decode 1.2 dB.
+        Ranges are NaN or infinite where values of the samples are. An encoder's ranges are those of the samples and of
+        white noise. Without noise, textures saturate: with it, an int8 encode of the demo VAE, of 5 frames of a clip
+        that was not measured, gains 5.2 dB (57.7), and the largest error of a latent falls from 1.1 to 0.1. Latents
+        have no such extremes: noise would cost an int8 decode 1.2 dB.
+
+        Args:
+            source: as in `Table`.
         """
         reader = Reader()
         self._half(EXACT, self._samples, reader)
@@ -56,7 +59,13 @@ class Trials:
         return Table(source, ranges, dict(reader.flops), levels={source: level(self._samples)})
 
     def errors(self, kind: str, ranges: Ranges, tick: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """Mean square error in pixels of each eligible convolution alone in 8 bit."""
+        """Return the mean square error in pixels of each eligible convolution alone in 8 bit.
+
+        Args:
+            kind: "fp8" or "int8".
+            ranges: of the convolutions' inputs.
+            tick: called after each convolution.
+        """
         found, half = {}, getattr(self._model, self.half)
         there, *_ = lent(self._samples[0].device, *half.everything())  # once: all of it is read for each
         for key in eligible(half):
@@ -65,7 +74,7 @@ class Trials:
         return found
 
     def quality(self, policy: Policy) -> tuple[float, Saturation]:
-        """(dB against the exact policy, how many 8-bit operands were saturated)."""
+        """Return the PSNR in dB against the exact policy, and the saturation of 8-bit operands."""
         saturation = Saturation()
         return decibel(mse(self._run(policy, saturation), self._exact)), saturation
 
@@ -78,8 +87,7 @@ class Trials:
         return fuse(self._model.decoder, self._dtype, self._options, device=self._samples[0].device)
 
     def _run(self, policy: Policy, watch: Watch | None = None, half: Half | None = None) -> list[Tensor]:
-        """Pixels of the samples. half: with its weights on the device, where they wait elsewhere and are not fetched
-        for this alone."""
+        """Return the samples' pixels. half: the component with its weights on the device, to avoid fetching them."""
         out = self._half(policy, self._samples, watch, half)
         return out if self.half == "decoder" else [decode(self._judge, z) for z in out]
 
@@ -90,8 +98,8 @@ class Trials:
         half = half or getattr(self._model, self.half)
         network = fuse(half, self._dtype, self._options, operands, samples[0].device)
         if samples[0].is_cuda:
-            # What libraries take for good (cuBLAS's workspace, at its first product) would lie in blocks that packing
-            # has left, and keep all of them reserved: 0.4 GB of the published decoder's.
+            # Memory that libraries take for good (cuBLAS's workspace, at its first product) would lie in blocks that
+            # packing has freed, and keep all of them reserved: 0.4 GB for the published decoder.
             empty_device_cache()
         through = decode if self.half == "decoder" else encode
         return [through(network, sample, watch) for sample in samples]
