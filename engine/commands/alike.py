@@ -1,4 +1,4 @@
-"""What all ranks of one command must have alike, before any of them writes."""
+"""Check that all ranks of one command have the same inputs, before any of them writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ if TYPE_CHECKING:
 
 
 def check_alike(args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, **files: Path) -> None:
-    """Raises InputError on all ranks where one would make parts of something else."""
+    """Check that all ranks have the same VAE, options that change bits, norm groups and files.
+
+    Args:
+        args: of the command.
+        ranks: of torchrun; None: there is one process, and nothing is checked.
+        vae: the loaded VAE.
+        files: input files, by the names that the error shows.
+    Raises:
+        InputError: on all ranks, where one of them differs.
+    """
     from ..devices.alike import of_bits, of_file
 
     if ranks is not None:

@@ -1,4 +1,4 @@
-"""`bench`: what this machine reaches, beside what else could be run on it and what it could reach at most."""
+"""`bench`: measure speed and memory of this machine, next to other implementations and to its speed limit."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
 
 
 def _measure(bench: Bench, cases: list[Case], args: argparse.Namespace, device: torch.device) -> Iterator[dict]:
-    """Rows as they come. Peers run once per size, length and precision, with the first target."""
+    """Yield the rows as they are measured. Peers run once per size, length and precision, with the first target."""
     peers = args.peers if args.peers is not None else list(PEERS) if device.type == "cuda" else ["none"]
     folder = args.comfyui or os.environ.get("COMFYUI_DIR")
     if "comfyui" in peers and not folder:
@@ -282,7 +282,7 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def _cards(args: argparse.Namespace) -> Sequence[projection.Card]:
-    """Those that results are projected onto. Raises InputError where nobody has published the asked one's peaks."""
+    """Return the cards to project results onto. Raises InputError where the peaks of the named card are not known."""
     from ..bench import projection
 
     card = asked(args)
@@ -296,7 +296,7 @@ def _cards(args: argparse.Namespace) -> Sequence[projection.Card]:
 
 
 def _check(args: argparse.Namespace, *inputs: Path) -> None:
-    """Before any work: raises InputError where something could not be written, or would replace what is there."""
+    """Check before any work that all files can be written and replace nothing unasked. Raises InputError."""
     from ..files.writing import check_target
 
     if getattr(args, "runs", 1) < 1:
@@ -361,10 +361,11 @@ def measure_kernels(device: torch.device, operators: tuple[str, ...], form: str 
         device: a CUDA device.
         operators: some of OPERATORS.
         form: the generation whose code runs, such as "sm_120"; None: the device's own.
-
-    Yields: (line to print, rows to keep), as the measurements come. The ceilings open and close the table: a GPU that
-    got warm or ran into its power limit in between shows there.
-    Raises: InputError where the form does not run here.
+    Yields:
+        (line to print, rows to keep), as measurements finish. Ceilings are measured at the start and at the end: they
+        differ if the GPU got warm or reached its power limit in between.
+    Raises:
+        InputError: the form does not run here.
     """
     import torch
 

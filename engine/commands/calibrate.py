@@ -1,4 +1,4 @@
-"""`calibrate`: what a VAE's convolutions read and what 8 bits cost each of them, kept for later runs."""
+"""`calibrate`: measure ranges and 8-bit errors of a VAE's convolutions, and store them for later runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .options import add_any_vae, add_device, add_norm_groups, progress
 if TYPE_CHECKING:
     from ..precision.table import Table
 
-#: Costliest convolutions named.
+#: Number of convolutions with the largest errors that are listed.
 NAMED = 5
 
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         check_target(args.table, args.force)
     if args.vae is None:
         log.warn("no VAE file: the small demo VAE, which is only for trying things out")
-    # As 8-bit runs load it, in the model's own 16-bit type on a CPU too: the ranges are those of its streams.
+    # Load it as 8-bit runs do, in the model's own 16-bit type even on a CPU: ranges are those of 16-bit activations.
     vae = load(args.vae or demo_vae_path(), precision="int8", device=args.device, norm_groups=args.norm_groups)
     if args.latent is None and not vae.can_encode:
         raise InputError(f"{vae.path}: holds a decoder only; give a --latent to calibrate on")
@@ -79,7 +79,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(half: str, table: Table) -> Iterable[str]:
-    """Lines on one half's table: where it comes from, and which convolutions cost most."""
+    """Yield lines about one component's table: its origin, and the convolutions with the largest errors.
+
+    Args:
+        half: "encoder" or "decoder".
+        table: its measurements.
+    """
     from ..precision.sampling import decibel
 
     yield f"{half}: ranges of {len(table.ranges)} convolutions from {table.source}"

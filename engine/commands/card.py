@@ -1,4 +1,4 @@
-"""`--card`: what would run on a GPU that is not here. Projected: no GPU is asked, nothing is measured."""
+"""`--card`: project what would run on a GPU that is not in this machine. No GPU is queried, nothing is measured."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from ..archs import Architecture
     from ..kernels.targets import Target
 
-#: Of the clip whose speed limit is stated where none is asked about.
+#: Clip whose speed limit is stated where no size is given: width, height and frames; side of pictures.
 WIDTH, HEIGHT, FRAMES, SIDE = 1280, 720, 81, 1024
 
 
 class Card(NamedTuple):
-    """A GPU by name and compute capability (89 for 8.9)."""
+    """GPU, by name and compute capability (89 for 8.9)."""
 
     name: str
     sm: int
@@ -28,14 +28,26 @@ def add_card(parser: argparse._ActionsContainer) -> None:
 
 
 def asked(args: argparse.Namespace) -> Card | None:
-    """Return the GPU of `--card`; None: none is named. Raises InputError for a name that says no generation."""
+    """Return the GPU of `--card`; None: none is named.
+
+    Raises:
+        InputError: no known generation matches the name.
+    """
     from ..kernels.cards import find
 
     return None if args.card is None else Card(*find(args.card, "--card"))
 
 
 def on(card: Card, architecture: Architecture, config: Any, half: str, precision: str, kernels: str = "auto") -> Target:
-    """Return what would run a half of a model in a precision (one of `loader.NAMES` but "auto") on a card."""
+    """Return the target that would run a component on a card.
+
+    Args:
+        card: the GPU.
+        architecture, config: of the model.
+        half: "encoder" or "decoder".
+        precision: one of `loader.NAMES` except "auto".
+        kernels: which kernels are asked for.
+    """
     from dataclasses import replace
 
     from ..loader import PRECISIONS
@@ -51,7 +63,13 @@ def on(card: Card, architecture: Architecture, config: Any, half: str, precision
 
 
 def lines(card: Card, architecture: Architecture | None, config: Any, kernels: str) -> Iterator[tuple[str, str]]:
-    """Yield what `info` prints of a card, and of the halves of a model there (architecture None: of none)."""
+    """Yield (name, text) for the lines that `info` prints about a card, and about a model's components there.
+
+    Args:
+        card: the GPU.
+        architecture, config: of the model; architecture None: lines about the card alone.
+        kernels: which kernels are asked for.
+    """
     from ..kernels.targets import projected
 
     first = projected(card.name, card.sm, kernels)[0]
@@ -71,7 +89,7 @@ def lines(card: Card, architecture: Architecture | None, config: Any, kernels: s
 
 
 def suggested(sm: int) -> Iterator[tuple[str, str]]:
-    """Yield a line for cards that sum products in fp16 at twice the rate, with what that costs; nothing for others.
+    """Yield a suggestion for cards that sum products in fp16 at twice the rate, with its loss in dB; else nothing.
 
     Args:
         sm: the card's compute capability (89 for 8.9).
@@ -86,9 +104,15 @@ def suggested(sm: int) -> Iterator[tuple[str, str]]:
 
 def words(card: Card, architecture: Architecture, config: Any, half: str, precision: str, kernels: str,
           clip: tuple[int, int, int] | None = None) -> str:  # fmt: skip
-    """Return what would run a half in a precision on a card, with the speed limit where the card's peaks are published.
+    """Return a text: the kernels that would run a component on a card, and the speed limit if its peaks are published.
 
-    clip: width, height and frames (None: a usual one).
+    Args:
+        card: the GPU.
+        architecture, config: of the model.
+        half: "encoder" or "decoder".
+        precision: one of `loader.NAMES` except "auto".
+        kernels: which kernels are asked for.
+        clip: width, height and frames (None: the default clip).
     """
     from ..kernels.targets import projected
     from ..loader import PRECISIONS
@@ -109,7 +133,7 @@ def words(card: Card, architecture: Architecture, config: Any, half: str, precis
 
 def _limit(card: Card, architecture: Architecture, config: Any, half: str, precision: str,
            clip: tuple[int, int, int] | None) -> str:  # fmt: skip
-    """The speed limit by published peaks, in words; empty where there are none."""
+    """Return a text with the speed limit by published peaks; empty where there are none."""
     from ..bench import projection, speed_limit
 
     published = projection.published(card.name, card.sm)

@@ -1,4 +1,4 @@
-"""`compare`: how two clips differ, and whether tiles or chunks show."""
+"""`compare`: measure the difference of two clips, and look for visible tiles and chunks."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read(path: Path) -> Iterator[Tensor]:
-    """Frames of a clip one at a time, [H, W, 3] float in 0..1."""
+    """Yield the frames of a clip one at a time, [H, W, 3] float in 0..1."""
     from ..files import media
 
     return _stored(path) if path.suffix.lower() == ".safetensors" else media.iter_frames(path)
 
 
 def measure(path: Path) -> tuple[int, int, int]:
-    """(frames, height, width) of a clip."""
+    """Return (frames, height, width) of a clip."""
     count, shape = 0, None
     for frame in read(path):
         shape = shape or tuple(frame.shape)
@@ -117,7 +117,7 @@ def _stored(path: Path) -> Iterator[Tensor]:
 
 
 def lines(c: Comparison) -> Iterator[str]:
-    """The comparison as text."""
+    """Yield the comparison as lines of text."""
 
     def ratio(name: str, value: Ratio | None, where: str, absent: str) -> str:
         text = absent if value is None else f"{value.ratio:.2f} times the usual, at {where} {value.at}"

@@ -1,4 +1,4 @@
-"""`convert`: a VAE file between safetensors and GGUF, plain or block-quantised."""
+"""`convert`: convert a VAE file between safetensors and GGUF, plain or block-quantised."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ..files.checkpoint.convert import Conversion
     from ..vae import VideoVAE
 
-# What --verify decodes: two latents (5 frames) of 16x16, small enough for the full-width network on a CPU.
+# Size of the clip that --verify decodes: two latents (5 frames) of 16x16, small enough for the full-width network on a
+# CPU.
 VERIFY_FRAMES = 5
 VERIFY_PIXELS = 128
 
@@ -44,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..files.checkpoint import convert_checkpoint
 
-    # Loaded before anything is written: a file that cannot be decoded cannot be verified.
+    # Load it before anything is written: a file that cannot be decoded cannot be verified.
     source = _load(args.source, args.norm_groups) if args.verify else None
     with progress("convert", args.quiet) as report:
         result = convert_checkpoint(args.source, args.target, args.type.lower(), args.force, report)
@@ -58,7 +59,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def decode_psnr(reference: VideoVAE, other: VideoVAE, latent: Tensor) -> float:
-    """dB of the other VAE's unclamped decode of raw latent [1, C, T, h, w] against the reference's, peak 2.0."""
+    """Return the PSNR in dB (peak 2.0) of another VAE's unclamped decode against the reference's.
+
+    Args:
+        reference, other: the VAEs.
+        latent: raw, [1, C, T, h, w].
+    """
     from ..precision.sampling import decibel, mse
 
     return decibel(mse([reference.decode_raw(latent)], [other.decode_raw(latent)]))
@@ -74,7 +80,7 @@ def _load(path: Path, norm_groups: int | None) -> VideoVAE:
 
 
 def _verify_latent(vae: VideoVAE) -> tuple[Tensor, str]:
-    """Raw latent to compare decodes on: of the demo clip if the VAE can encode, else seeded noise."""
+    """Return a raw latent to compare decodes on (the demo clip or seeded noise), and its description."""
     import torch
 
     if vae.can_encode:

@@ -1,4 +1,4 @@
-"""`decode`: a latent file to a clip."""
+"""`decode`: decode a latent file to a clip."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _help(args: argparse.Namespace, ranks: Ranks) -> int:
-    """A rank that writes nothing: its share of what rank 0 is asked for."""
+    """Decode, on a rank that writes nothing, its share of what rank 0 is asked for."""
     from ..files.latents import LatentFile
 
     vae = load_vae(args, ranks)
@@ -170,7 +170,7 @@ def _decoded(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, report: Progress, at_once: bool,
     on_plan: Callable[[Plan], None] | None = None, **part: object,
 ) -> Iterator[Tensor]:  # fmt: skip
-    """The wanted frames as they are finished, or all at once."""
+    """Return the wanted frames as they are finished, or all at once, and send the request to other ranks first."""
     part |= _taken(args)
     if ranks is not None:
         ranks.broadcast((part, at_once))
@@ -180,10 +180,10 @@ def _decoded(
 def _made(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, at_once: bool, **part: object
 ) -> Iterator[Tensor]:
-    """As `_decoded`; those of other ranks go to rank 0."""
+    """Return frames as `_decoded` does; other ranks send theirs to rank 0."""
     check_alike(args, ranks, vae, latent=args.latent)
     options = {"devices": ranks or args.devices, "mixed_devices": args.mixed_devices, **part, **memory_options(args)}
-    options["any_vae"] = True  # rank 0 has looked
+    options["any_vae"] = True  # rank 0 has checked
     return iter([vae.decode(latent.read(), **options)]) if at_once else vae.stream(latent, **options)
 
 
@@ -191,7 +191,7 @@ def _at_once(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, notes: dict[str, str],
     fps: Fraction, target: Path, kind: str,
 ) -> tuple[int, ...]:  # fmt: skip
-    """With all frames in memory: pictures, and what takes all frames at once; returns their shape."""
+    """Decode with all frames in memory, for pictures, .png and .safetensors, and write them; return their shape."""
     from ..files.pngs import write_png, write_png_folder
     from ..files.writing import write_tensors
 
@@ -215,7 +215,7 @@ def _by_and_by(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, notes: dict[str, str],
     form: object, target: Path,
 ) -> tuple[tuple[int, ...], int]:  # fmt: skip
-    """To an MP4 or a PNG folder; returns the frames' shape and how many were there."""
+    """Decode to an MP4 or a PNG folder chunk by chunk; return the frames' shape and the number already written."""
     from ..files.mp4 import Mp4Writer
     from ..files.pngs import PngWriter
 
@@ -234,7 +234,7 @@ def _by_and_by(
             if resumed < count:
                 output = "float32" if form is not None and form.deep else "uint8"
                 part = {"output": output, "start": args.start + resumed, "frames": count - resumed}
-                if ranks is None:  # which else plan for themselves
+                if ranks is None:  # ranks plan for themselves
                     part["plan"] = plan if plan.tiled else None
                 for frames in _decoded(args, ranks, vae, latent, report, False, _keeps_to(plan, writer), **part):
                     writer.write(crop(frames, notes, vae.spatial)[0])
@@ -253,7 +253,7 @@ def _by_and_by(
 
 
 def _whole(out: str, kind: str) -> bool:
-    """Return whether an output is there, and no unfinished part of it."""
+    """Check that an output exists, and no unfinished part of it."""
     from ..files.mp4 import part_of
 
     path = Path(out)
@@ -264,7 +264,7 @@ def _whole(out: str, kind: str) -> bool:
 def _say_complete(
     args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str], form: Format | None
 ) -> None:
-    """Say that nothing is left to resume. Raises InputError where what is there cannot be this decode's result."""
+    """Print that nothing is left to resume. Raises InputError where the output cannot be this decode's result."""
     from ..files.media import Clip
     from ..files.mp4 import PIXELS
 
@@ -282,14 +282,14 @@ def _say_complete(
 
 
 def _sides(vae: VideoVAE, latent: LatentFile, notes: dict[str, str]) -> tuple[int, int]:
-    """Rows and columns of frames without what `encode` had to add."""
+    """Return the rows and columns of frames without those that `encode` had to add."""
     sides = zip(("height", "width"), (vae.spatial * n for n in latent.shape[3:]), strict=True)
     height, width = (int(notes[name]) if _noted(notes, name, n, vae.spatial) else n for name, n in sides)
     return height, width
 
 
 def _frames(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str]) -> int:
-    """The frame behind the last one to decode: those that `encode` had to add are left out."""
+    """Return the number of the frame after the last one to decode, without those that `encode` had to add."""
     from ..request import check_part
 
     count = vae.frames(latent.shape[2])
@@ -300,7 +300,7 @@ def _frames(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: 
 
 
 def _plan(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile) -> tuple[Plan, Policy]:
-    """Of the whole clip, and its operands."""
+    """Return the plan of the whole clip, and the policy of its operands."""
     from ..call import decoder_samples
 
     way = vae.at(args.timestep)
@@ -309,12 +309,12 @@ def _plan(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile) -> tuple[
 
 
 def _tiles(plan: Plan) -> Grid | None:
-    """Whole frames are the same whatever the bands and chunks."""
+    """Return the plan's tiles, None for whole frames, which are equal for all bands and chunks."""
     return plan.grid if plan.tiled else None
 
 
 def _keeps_to(first: Plan, writer: Mp4Writer | PngWriter) -> Callable[[Plan], None]:
-    """Refuses to go on behind frames of other tiles."""
+    """Return a check of plans that refuses to resume after frames that were made in other tiles."""
     resumed = writer.done
 
     def check(plan: Plan) -> None:
@@ -328,7 +328,7 @@ def _keeps_to(first: Plan, writer: Mp4Writer | PngWriter) -> Callable[[Plan], No
 def _identity(
     args: argparse.Namespace, vae: VideoVAE, count: int, form: object, plan: Plan, policy: Policy
 ) -> str:
-    """Of everything that an unfinished file and its rest must have in common: all that frames' bits depend on."""
+    """Return a hash of everything that an unfinished file and its rest must share: all that frames' bits depend on."""
     import torch
 
     from ..devices.alike import of_bits, of_file
@@ -337,7 +337,7 @@ def _identity(
 
     files = [of_file(path) for path in (args.latent, vae.path)]
     way = vae.precision, of_bits(vae), kind_of(vae.device), args.norm_groups
-    if vae.device.type == "cpu":  # whose products are summed by so many threads, in so long vectors
+    if vae.device.type == "cpu":  # the order of sums depends on the number of threads and the length of vectors
         way += torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     # 8-bit ranges grow with every clip that a file is used on.
     way += _tiles(plan), plan.fused, json.dumps(policy.as_dict(), sort_keys=True)
@@ -348,7 +348,7 @@ def _identity(
 
 
 def _taken(args: argparse.Namespace) -> dict[str, object]:
-    """What is said of noise and timestep."""
+    """Return the options for noise and timestep that are given."""
     given = {name: getattr(args, name) for name in ("seed", "noise", "timestep")}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -363,12 +363,18 @@ def _kind(out: str) -> str:
 
 
 def stored_rate(notes: dict[str, str]) -> Fraction | None:
-    """The frame rate `encode` noted in the latent file, None where there is none."""
+    """Return the frame rate that `encode` noted in the latent file's metadata, None where there is none."""
     return frame_rate(notes.get("fps", ""))
 
 
 def crop(frames: Tensor, notes: dict[str, str], spatial: int) -> Tensor:
-    """Cut off the rows and columns that `encode` had to add to reach whole latents; frames [B, F, H, W, 3]."""
+    """Cut off the rows and columns that `encode` had to add to fill whole latents.
+
+    Args:
+        frames: [B, F, H, W, 3].
+        notes: metadata of the latent file.
+        spatial: pixels of a latent pixel's side.
+    """
     for axis, name in ((2, "height"), (3, "width")):
         if _noted(notes, name, frames.shape[axis], spatial):
             frames = frames.narrow(axis, 0, int(notes[name]))
@@ -376,12 +382,12 @@ def crop(frames: Tensor, notes: dict[str, str], spatial: int) -> Tensor:
 
 
 def _noted(notes: dict[str, str], name: str, size: int, step: int) -> bool:
-    """Whether the notes hold a size that padding to `size` explains; others belong to another clip."""
+    """Check that the notes hold a size that padding raises to `size`; other sizes belong to another clip."""
     noted = _number(notes, name)
     return 0 < noted <= size < noted + step
 
 
 def _number(notes: dict[str, str], name: str) -> int:
-    """0: there is none."""
+    """Return a whole number from the notes; 0 where there is none."""
     text = notes.get(name, "")
     return int(text) if text.isdecimal() and len(text) < 20 else 0  # Python refuses to read thousands of digits

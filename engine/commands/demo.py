@@ -1,4 +1,4 @@
-"""`demo`: the shipped clip through the VAE and back."""
+"""`demo`: encode and decode the shipped clip, and measure the difference."""
 
 from __future__ import annotations
 
@@ -52,7 +52,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_folder(folder: Path, force: bool) -> None:
-    """Refuse, before any work is done, a folder that cannot be made or holds files (unless `force`)."""
+    """Check, before any work is done, that a folder can be made and holds no files (unless `force`).
+
+    Raises:
+        InputError: it cannot be used.
+    """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; --out needs a folder")
     if not folder.exists() and not folder.parent.is_dir():

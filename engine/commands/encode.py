@@ -1,4 +1,4 @@
-"""`encode`: a clip to a latent file."""
+"""`encode`: encode a clip to a latent file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _help(args: argparse.Namespace, ranks: Ranks) -> int:
-    """A rank that writes nothing: its share of what rank 0 makes."""
+    """Encode, on a rank that writes nothing, its share of what rank 0 makes."""
     from ..files.media import Clip
 
     vae = load_vae(args, ranks)
@@ -94,7 +94,7 @@ def _made(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, count: int | None,
     report: Progress | None,
 ) -> Iterator[Tensor]:  # fmt: skip
-    """The latents of frames that are read as they are needed; count: of them, where somebody has to know it."""
+    """Yield latents of frames that are read when they are needed; count: of frames, for seeds and several devices."""
     if ranks is not None and ranks.rank == 0:
         ranks.broadcast((False, count))
     check_alike(args, ranks, vae, video=args.video)
@@ -105,7 +105,7 @@ def _made(
 def _at_once(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, report: Progress | None
 ) -> Tensor:
-    """The latent of frames that are all in memory."""
+    """Return the latent of frames that are all in memory."""
     import torch
 
     if ranks is not None and ranks.rank == 0:
@@ -118,7 +118,7 @@ def _at_once(
 def _clip(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, clip: Clip, report: Progress
 ) -> torch.Size:
-    """Frames as they are read, latents as they are made; returns the latent's shape."""
+    """Write latents as they are made of frames as they are read; return the latent's shape."""
     from ..files.latents import LatentWriter
     from ..latent_note import note_of
 
@@ -129,7 +129,7 @@ def _clip(
     with LatentWriter(args.out) as writer:
         for latent in _made(args, ranks, vae, frames, count, report):
             writer.write(latent)
-        # The rate is known when the time stamps are read.
+        # The rate is known only after all time stamps have been read.
         noted = {"fps": str(args.fps or clip.fps), "frames": str(frames.read), **_sides(frames)}
         writer.finish({**note_of(vae), **noted})
     return writer.shape
@@ -138,7 +138,7 @@ def _clip(
 def _pictures(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, report: Progress
 ) -> torch.Size:
-    """All of them at once: they do not follow each other."""
+    """Encode and write all pictures at once, as they are independent; return the latent's shape."""
     from ..files.latents import write_latent
     from ..latent_note import note_of
 
@@ -152,13 +152,15 @@ def _sides(frames: Padded) -> dict[str, str]:
 
 
 def colours(vae: VideoVAE) -> int:
-    """Return the colours of a pixel that are read for a VAE: with alpha where its encoder takes that."""
+    """Return the channels of a pixel to read for a VAE: 4, with alpha, where its encoder takes them, else 3."""
     return 4 if vae.colours[0] == 4 else 3
 
 
 class Padded:
-    """Frames [start, start + count) of a clip (count None: all that follow), their last row and column repeated until
-    sizes divide by `spatial`, and the last frame until there are `filled` of them."""
+    """Frames [start, start + count) of a clip (count None: all that follow), padded to whole latents.
+
+    The last row and column are repeated until sizes divide by `spatial`, and the last frame until there are
+    `filled(frames)` of them. Raises InputError for a part that the clip does not have."""
 
     def __init__(
         self, clip: Iterable[Tensor], start: int, count: int | None, filled: Callable[[int], int], spatial: int
@@ -167,10 +169,10 @@ class Padded:
             raise InputError(f"start={start}, frames={count}: they must be at least 0 and at least 1")
         self._clip, self._span = clip, (start, None if count is None else start + count)
         self._filled, self._spatial = filled, spatial
-        #: Of the clip: frames read so far, and rows and columns of each.
+        #: Frames read so far from the clip, and rows and columns of each.
         self.read = 0
         self.size = (0, 0)
-        #: Times that the last one was repeated.
+        #: Number of times that the last frame was repeated.
         self.repeated = 0
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -190,7 +192,13 @@ class Padded:
 
 
 def pad(frames: Tensor, filled: Callable[[int], int], spatial: int) -> Tensor:
-    """Repeat the last frame, row and column of [F, H, W, 3] until frames are `filled` and sizes divide."""
+    """Repeat the last frame, row and column of a clip until it fills whole latents.
+
+    Args:
+        frames: [F, H, W, 3 or 4].
+        filled: number of frames -> the next number that fills whole latents.
+        spatial: sizes must divide by this.
+    """
     count, height, width, channels = frames.shape
     sizes = (filled(count), *(-(-n // spatial) * spatial for n in (height, width)))
     if sizes == (count, height, width):

@@ -1,4 +1,4 @@
-"""`info`: this machine, and what a VAE file is."""
+"""`info`: describe this machine and a VAE file."""
 
 from __future__ import annotations
 
@@ -44,11 +44,20 @@ def show(
     vae: Path | None, norm_groups: int | None, weights: str | None = None, card: Card | None = None,
     chosen: str = "auto",
 ) -> int:  # fmt: skip
-    """Print it all; returns the exit code. weights: a family in place of a file; card: a GPU in place of this machine;
-    chosen: the kernels asked for."""
+    """Print all lines and return the exit code.
+
+    Args:
+        vae: VAE file, or None.
+        norm_groups: for a file that does not name them.
+        weights: name of a family, in place of a file.
+        card: GPU to describe in place of this machine.
+        chosen: which kernels are asked for.
+    Raises:
+        InputError: a file and a family are both named.
+    """
     if vae is not None and weights is not None:
         raise InputError(f"--weights {weights}: a file is named too; give one of them")
-    # The file first: when it cannot be used, the error is all there is to read.
+    # Read the file first: if it cannot be used, only the error is printed.
     architecture, config, about = None, None, []
     if vae is not None:
         architecture, config, about = described(vae, norm_groups)
@@ -65,7 +74,11 @@ def show(
 
 
 def published(name: str) -> tuple[Architecture, Any, list[tuple[str, str]]]:
-    """Return a family by its name, its published configuration, and what there is to say of it. Raises InputError."""
+    """Return the family of a name, its published configuration, and lines (name, text) about it.
+
+    Raises:
+        InputError: there is no such family.
+    """
     from ..archs import ARCHITECTURES, by_name
 
     found = by_name(name)
@@ -83,7 +96,12 @@ def _halves(config: Any) -> Iterable[tuple[str, tuple[int, ...] | None]]:
 
 
 def describe_kernels(architecture: Architecture, config: Any, chosen: str) -> Lines:
-    """What runs each half on the default GPU; nothing without one. chosen: the kernels asked for."""
+    """Yield lines about the kernels that run each component on the default GPU; none without a GPU.
+
+    Args:
+        architecture, config: of the model.
+        chosen: which kernels are asked for.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -99,6 +117,7 @@ def describe_kernels(architecture: Architecture, config: Any, chosen: str) -> Li
 
 
 def describe_hardware(hardware: Hardware) -> Lines:
+    """Yield lines about the machine, its software and the optimisations."""
     from ... import __version__
 
     yield "zerowaste-vae", __version__
@@ -119,7 +138,7 @@ def describe_hardware(hardware: Hardware) -> Lines:
 
 
 def describe_schedules(hardware: Hardware) -> Lines:
-    """Where those of each GPU's kernels are from."""
+    """Yield lines about the origin of each GPU's schedules."""
     if not any(gpu.runnable for gpu in hardware.gpus):
         return
     import torch
@@ -136,7 +155,9 @@ def describe_schedules(hardware: Hardware) -> Lines:
 
 
 def describe_options(gpu: bool) -> Lines:
-    """Every optimisation of `Options` on the default device, for the first family's VAE in its default precision."""
+    """Yield a line for each optimisation on the default device, for the first family's VAE in its default precision.
+
+    gpu: the default device is a GPU."""
     import torch
 
     from ..archs import DEFAULT
@@ -154,8 +175,13 @@ def describe_options(gpu: bool) -> Lines:
 
 
 def described(path: Path, norm_groups: int | None) -> tuple[Architecture, Any, list[tuple[str, str]]]:
-    """Return a file's family, the sizes of its networks, and what there is to say of it: what `load` makes of it, or of
-    its encoder where it holds no decoder. Raises CheckpointError as `load`."""
+    """Return a file's family, its configuration, and lines (name, text) about it.
+
+    They describe the result of `load`, or the encoder where the file holds no decoder.
+
+    Raises:
+        CheckpointError: as `load` does.
+    """
     from ..files.checkpoint import read_checkpoint
     from ..loader import encoder_only, load
 
@@ -175,8 +201,8 @@ def _describe_vae(
     architecture: Architecture, config: Any, vae: VideoVAE | None, path: Path, parameters: int, names: list[str],
     types: Counter[str], norm_groups: int | None, stored: str | None,
 ) -> Lines:  # fmt: skip
-    """vae: None where the file holds only an encoder. names: of its tensors. stored: the number of norm groups that
-    the file names."""
+    """Yield the lines about a file. vae: None where it holds only an encoder. names: of its tensors. stored: the number
+    of norm groups that the file names."""
     yield "file", f"{path} ({path.stat().st_size / (1 << 20):.1f} MiB)"
     spatial = architecture.spatial * architecture.side
     time = "of one picture" if architecture.still else f"and {architecture.temporal} frames"
@@ -201,7 +227,7 @@ def _describe_vae(
 
 
 def describe_calibration(vae: VideoVAE) -> Lines:
-    """What `calibrate` or a first 8-bit run has measured of the file."""
+    """Yield lines about measurements of the file by `calibrate` or by its first 8-bit runs."""
     from .calibrate import describe
 
     if vae.architecture.own is not None:

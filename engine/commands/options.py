@@ -1,4 +1,4 @@
-"""Options that decode and encode share, and what they mean."""
+"""Options that several commands share, and the functions that carry them out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..vae import VideoVAE
 
 
-#: Values of --split, of which none has an effect any more: commands of scripts keep running for one release.
+#: Values of --split. They have no effect any more, and are accepted for one release so that scripts keep running.
 SPLITS = ("auto", "segments", "rows")
 
 
@@ -34,7 +34,8 @@ def add_vae_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--vae", metavar="FILE", type=Path,
                        help="VAE weights (default: the small demo VAE, to try things out)")  # fmt: skip
     group.add_argument("--precision", default="auto", metavar="P",
-                       help="auto (see docs/precision.md), fp32, bf16, fp16; approximate: fp8, int8, fp16_fast")  # fmt: skip
+                       help="auto (see docs/precision.md), fp32, bf16, fp16; approximate: fp8, int8, "
+                       "fp16_fast")  # fmt: skip
     group.add_argument("--min-db", type=float, default=0.0, metavar="DB",
                        help="PSNR these keep against the exact path, and auto may go down to (0: none)")  # fmt: skip
     add_device(group)
@@ -58,7 +59,11 @@ def add_kernels(parser: argparse._ActionsContainer) -> None:
 
 
 def kernels(args: argparse.Namespace) -> str:
-    """Return what `add_kernels` asked for. Raises InputError for what are none."""
+    """Return the kernels that --kernels asks for.
+
+    Raises:
+        InputError: the value is unknown.
+    """
     from ..kernels.cards import checked
 
     return checked(args.kernels, "--kernels")
@@ -68,7 +73,7 @@ def add_norm_groups(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
 
 
-#: What to do about a latent of another VAE than that of --vae.
+#: Remedy in the refusal of a latent that another VAE has made.
 CURE = "give the VAE that made it with --vae, or allow any with --any-vae"
 
 
@@ -99,12 +104,12 @@ def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
 
 
 def memory_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What `add_memory_options` asked for, as options of a `Request`."""
+    """Return the values of `add_memory_options` as arguments of a `Request`."""
     return {name: getattr(args, name) for name in ("tiling", "tile", "overlap", "chunk", "vram_gb", "ram_gb")}
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """What decode and encode share."""
+    """Add the options that decode and encode share."""
     add_vae_options(parser)
     add_memory_options(parser)
     group = parser.add_argument_group("several GPUs (also: torchrun --nproc-per-node N -m zerowaste_vae ...)")
@@ -127,7 +132,15 @@ def with_ranks(
     args: argparse.Namespace, run: Callable[[argparse.Namespace, Ranks | None], int],
     help: Callable[[argparse.Namespace, Ranks], int],
 ) -> int:  # fmt: skip
-    """run(args, ranks), and on the other ranks, where torchrun has started several, help(args, ranks)."""
+    """Run a command, under torchrun on all ranks, and return its exit code.
+
+    Args:
+        args: of the command.
+        run: called with `args` and the ranks (None without torchrun), under torchrun on rank 0 alone.
+        help: called in its place on the other ranks.
+    Raises:
+        InputError: an option is unknown or cannot be used with torchrun.
+    """
     from ..devices.ranks import joined, under_torchrun
 
     if args.split not in (None, *SPLITS):
@@ -144,7 +157,7 @@ def with_ranks(
 
 
 def rate(text: str) -> Fraction:
-    """argparse type of --fps: 25, 29.97 or 30000/1001."""
+    """Return the frame rate of an --fps option (25, 29.97 or 30000/1001), as argparse's type of it."""
     value = frame_rate(text)
     if value is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a frame rate; write 25, 29.97 or 30000/1001")
@@ -152,10 +165,10 @@ def rate(text: str) -> Fraction:
 
 
 def frame_rate(text: str) -> Fraction | None:
-    """None: it is none from 0.0001 to 10000."""
+    """Return the frame rate that a text holds; None where it is not a number from 0.0001 to 10000."""
     over, _, under = text.partition("/")
     try:
-        # As floats at first: of some short texts a Fraction has millions of digits.
+        # Compare floats first: some short texts make a Fraction of millions of digits.
         if 1e-4 <= float(over) / float(under or 1) <= 1e4:
             return Fraction(text).limit_denominator(100_000)
     except (ValueError, ZeroDivisionError):
@@ -164,7 +177,12 @@ def frame_rate(text: str) -> Fraction | None:
 
 
 def load_vae(args: argparse.Namespace, ranks: Ranks | None = None) -> VideoVAE:
-    """ranks: of torchrun; each has a GPU of its own machine, if there are any."""
+    """Load the VAE of a command, with its options.
+
+    Args:
+        args: with the options of `add_vae_options`.
+        ranks: of torchrun; each rank has a GPU of its machine, if there are any.
+    """
     from .. import log
     from ..loader import demo_vae_path, load
     from ..options import DEFAULTS
@@ -183,7 +201,11 @@ def load_vae(args: argparse.Namespace, ranks: Ranks | None = None) -> VideoVAE:
 
 
 def check_report(args: argparse.Namespace) -> None:
-    """Before any work: refuse a report file that could not be written, and let the log speak if it is to."""
+    """Check before any work that the report file can be written, and show the log with --verbose.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     if args.verbose:
         logging.basicConfig(format="%(message)s")
         logging.getLogger("zerowaste_vae").setLevel(logging.INFO)
@@ -194,7 +216,7 @@ def check_report(args: argparse.Namespace) -> None:
 
 
 def give_report(vae: VideoVAE, args: argparse.Namespace) -> None:
-    """Print and write what `check_report` promised."""
+    """Print the report with --verbose, and write it with --report."""
     if args.verbose:
         print(vae.last_report.text())
     if args.report is not None:
@@ -204,7 +226,7 @@ def give_report(vae: VideoVAE, args: argparse.Namespace) -> None:
 
 @contextmanager
 def progress(label: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """The engine's progress callback: a tqdm bar on a terminal, elsewhere a line on stderr now and then."""
+    """Yield a progress callback: a tqdm bar on a terminal, elsewhere an occasional line on stderr."""
     if quiet or sys.stderr is None:
         yield lambda done, total: None
     elif not sys.stderr.isatty():
@@ -223,9 +245,9 @@ def progress(label: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 
 
 class Lines:
-    """Says on stderr how far a run is, from a thread: one chunk may take minutes."""
+    """Progress lines on stderr, printed by a thread, because one chunk may take minutes."""
 
-    #: Seconds to the first line, and at most between two.
+    #: Seconds until the first line, and largest number of seconds between two.
     FIRST, LONGEST = 10.0, 120.0
 
     def __init__(self, label: str) -> None:
@@ -242,19 +264,19 @@ class Lines:
         self._thread.join()
 
     def __call__(self, done: int, total: int) -> None:
-        """As a progress callback; total 0: nobody knows."""
+        """Note the progress, as the engine's callback; total 0: unknown."""
         self._reached = done, total
 
     @classmethod
     def waits(cls) -> Iterator[float]:
-        """Seconds from one line to the next: a day of work does not print thousands."""
+        """Yield the seconds from one line to the next; they grow, so that a day of work does not print thousands."""
         wait = cls.FIRST
         while True:
             yield wait
             wait = min(2 * wait, cls.LONGEST)
 
     def line(self) -> str:
-        """How far it is, and since when it runs."""
+        """Return a line with the steps done and the seconds since the start."""
         done, total = self._reached
         of = f"{done} of {total} steps ({done / total:.0%})" if total else f"{done} steps"
         return f"{self._label}: {of} in {time.monotonic() - self._began:.0f} s"
@@ -263,5 +285,5 @@ class Lines:
         for wait in self.waits():
             if self._over.wait(wait):
                 return
-            with suppress(OSError, ValueError):  # whoever read it has gone
+            with suppress(OSError, ValueError):  # stderr may be closed
                 print(self.line(), file=sys.stderr, flush=True)

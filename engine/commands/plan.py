@@ -1,4 +1,4 @@
-"""`plan`: what a decode or encode would take, without running it."""
+"""`plan`: show how a decode or encode would run, and its memory, without running it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..request import Request
     from ..run.plan import Plan
 
-#: Targets of --table: the default share of common cards, and less.
+#: Targets of --table in GB: the default share of common cards, and smaller ones.
 TABLE_GB = (26.0, 19.5, 13.0, 9.75, 8.0, 6.5, 4.0, 3.0)
 
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     precision = architecture.native if args.precision == "auto" else args.precision
     if min(width, height) < spatial:
         raise InputError(f"--size {args.size}: frames are at least {spatial}x{spatial} pixels")
-    # As `encode` fills up what makes no whole latent; a decode is of such a latent.
+    # `encode` pads frames to whole latents, and a decode is of such latents.
     whole = spatial * architecture.side
     given, (width, height) = (width, height), (n + -n % whole for n in (width, height))
     latents = architecture.latents(count)
@@ -114,7 +114,7 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def _limits(args: argparse.Namespace, request: Request) -> list[Limits]:
-    """Of each plan that is asked for."""
+    """Return the limits of each plan that is asked for."""
     import torch
 
     from ..planning.budget import Limits, Machine
@@ -131,9 +131,9 @@ def _limits(args: argparse.Namespace, request: Request) -> list[Limits]:
 def _planner(
     args: argparse.Namespace, half: str, card: Card | None, chosen: str
 ) -> tuple[Planner, Architecture, str]:
-    """A planner of the asked model on the meta device, the model's architecture, and what else there is to say.
+    """Return the planner of the named model, the model's architecture, and a note for the user (may be empty).
 
-    half: of the plan. card: where it is to run, if that is not any GPU. chosen: the kernels asked for.
+    half: component to plan for. card: GPU that is to run it, None: any. chosen: which kernels are asked for.
     """
     import torch
 
@@ -165,7 +165,7 @@ def _planner(
         note = f"{args.precision} is not to be had ({exact_only}): this is a plan for {architecture.native}"
     exact = dtype == torch.float32
     mode = Mode()
-    if exact_only is None and args.precision in MIXED:  # on whatever GPU has it
+    if exact_only is None and args.precision in MIXED:  # for any GPU that can run it
         fast = args.precision == "fp16_fast"
         mode = Mode(half_accumulate=True) if fast else Mode(args.precision)
     planner = make_planner(
@@ -177,7 +177,7 @@ def _planner(
 
 
 def _rates(link: float | None) -> Rates:
-    """Of this machine's GPU; link: GB/s in place of its own."""
+    """Return the speeds of this machine's GPU; link: GB/s (10^9 bytes) that replace the measured ones."""
     import torch
 
     from ..tuning import kept
@@ -193,7 +193,7 @@ def _rates(link: float | None) -> Rates:
 def _shared(
     args: argparse.Namespace, architecture: Architecture, planner: Planner, size: tuple[int, int, int]
 ) -> list[dict[str, object]]:
-    """What 2, 4, 8 and N GPUs would do, by the steps' operations: computed, nobody has measured it."""
+    """Return a row for 2, 4, 8 and N GPUs together: computed from the steps' operations, not measured."""
     from ..planning.shares import SectionLeads, duration, leads_of, split
     from ..run.sections import frames_of
 
@@ -208,7 +208,7 @@ def _shared(
         latents, unit = leads.count, "sections"
 
     def frame(of: int) -> int:
-        """Where a latent or section begins."""
+        """Return the first frame of a latent or section."""
         return frames_of(of, rate) if unit == "latents" else made if of == latents else architecture.own.frames * of
 
     for count in sorted({n for n in (2, 4, 8) if n < args.devices} | {args.devices}):
@@ -226,7 +226,7 @@ def _shared(
 
 
 def _row(planned: Callable[..., Plan], limits: Limits, temporal: int, rates: Rates) -> dict[str, object]:
-    """temporal: frames of a latent."""
+    """Return the row of one plan, or of its refusal. temporal: frames of a latent."""
     gb = limits.target / GIB
     try:
         plan = planned(limits=limits)

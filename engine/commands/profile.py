@@ -1,4 +1,4 @@
-"""`profile`: where the time of a decode or encode goes, by operator and stage, beside what the GPU could do."""
+"""`profile`: measure the time of a decode or encode by operator and stage, next to the GPU's speed limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tune`: let this GPU choose its own schedules."""
+"""`tune`: measure schedules on this GPU and keep the fastest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .options import add_force, add_kernels, add_norm_groups, kernels
 if TYPE_CHECKING:
     from ..vae import VideoVAE
 
-#: Seconds.
+#: Smallest and default number of seconds for all measurements.
 LEAST, USUAL = 10.0, 120.0
 
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _vae(args: argparse.Namespace) -> VideoVAE:
-    """Refuses a machine without a GPU before anything is read."""
+    """Load the VAE; refuse a machine without a GPU before anything is read."""
     import torch
 
     from ..loader import load, placement
