@@ -1,1 +1,1 @@
-"""Operators of the fused walk: each runs Triton where the GPU has it and plain torch elsewhere, same result."""
+"""Operators of the fused execution: each runs a kernel where the GPU has one and plain torch elsewhere, same result."""

@@ -1,4 +1,4 @@
-"""List which forms of the prebuilt kernels run on which GPUs, best first. Plain data, no torch."""
+"""Table of the forms of the prebuilt kernels that GPUs run, best first. Plain data, no torch."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from ..errors import InputError
 TRITON, PLAIN, AUTO = "triton", "plain", "auto"
 #: Form -> the compute capability that its code is made for (schedules, how it copies): RTX 30, 40, 50 and 50.
 FORMS = {"A": 86, "B": 89, "C": 120, "D": 120}
-#: Shared memory of a block in them (KiB), as RTX cards have it.
+#: Shared memory of a block in these forms (KiB), the limit of RTX cards.
 SHARED_KIB = 99
-#: Asked for by name in place of `--kernels` and the node's widget.
+#: Environment variable that stands in for `--kernels` and the node's widget.
 VARIABLE = "ZEROWASTE_KERNELS"
 CHOICES = (AUTO, TRITON, PLAIN, "A", "B", "C", "D")
 
 
 class Card(NamedTuple):
-    """A generation of GPUs. forms: those of the prebuilt kernels that it runs, best first. native: Triton's own code
-    for it is much faster than any of them (wgmma, tcgen05, large shared memory) and comes first where Triton works."""
+    """A generation of GPUs.
+
+    forms: forms of the prebuilt kernels that it runs, best first. native: Triton's own code for it is much faster than
+    any of them (wgmma, tcgen05, large shared memory) and comes first where Triton works.
+    """
 
     names: str
     forms: tuple[str, ...]
     native: bool = False
 
 
-#: Compute capability -> what runs there.
+#: Compute capability -> the card's forms.
 CARDS = {
     80: Card("A100, A30", ("A",), True),
     86: Card("RTX 30, A10, A40", ("A",)),
@@ -41,12 +44,12 @@ CARDS = {
     120: Card("RTX 50", ("D", "C", "B", "A")),
     121: Card("DGX Spark", ("D", "C", "B", "A")),
 }
-#: A text for sm_90 is compiled for every card from there on, and those to come are nobody's measured ones.
+#: PTX for sm_90 is compiled for every later card; future cards are not measured.
 _LATER = Card("", ("C", "B", "A"))
 
 
 def card(sm: int) -> Card:
-    """Return what runs on a compute capability (89 for 8.9), on cards that come later too; no forms below 80."""
+    """Return the forms for a compute capability (89 for 8.9), also of later cards; no forms below 80."""
     if sm in CARDS:
         return CARDS[sm]
     if sm > max(CARDS):
@@ -56,9 +59,9 @@ def card(sm: int) -> Card:
 
 
 def find(text: str, option: str) -> tuple[str, int]:
-    """Return the name and compute capability of a GPU by what people call it: "sm_89", "8.9", "RTX 4090", "H200".
+    """Return the name and compute capability of a GPU by its usual names: "sm_89", "8.9", "RTX 4090", "H200".
 
-    Raises InputError, with the option's name, where that says no generation.
+    Raises InputError, with the option's name, where the text names no generation.
     """
     name = " ".join(text.split())
     if number := re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)", name, re.IGNORECASE):
@@ -77,10 +80,11 @@ def order(sm: int, asked: str) -> tuple[str, ...]:
     """Return the ways to run kernels on a compute capability, in the order in which they are tried.
 
     Args:
-        sm: the GPU's.
-        asked: one of CHOICES. Another way than AUTO comes first, on any card; the others follow it, but for PLAIN.
+        sm: the GPU's compute capability.
+        asked: one of CHOICES. Another way than AUTO comes first, on any card; the others follow it, except for PLAIN.
 
-    Returns: letters of forms, and TRITON; empty where plain torch is asked for.
+    Returns:
+        Letters of forms, and TRITON; empty where plain torch is requested.
     """
     if asked == PLAIN:
         return ()
@@ -90,8 +94,8 @@ def order(sm: int, asked: str) -> tuple[str, ...]:
 
 
 def wish(option: str = AUTO) -> str:
-    """Return what is asked for: an option's value, or where that is AUTO the environment's, which ends nothing where it
-    is none of CHOICES."""
+    """Return the requested kernels: the option's value, or where that is AUTO the environment's; a value there that is
+    none of CHOICES is logged and counts as AUTO."""
     if option != AUTO:
         return option
     try:
@@ -102,7 +106,7 @@ def wish(option: str = AUTO) -> str:
 
 
 def checked(value: str, name: str) -> str:
-    """Return `value` if it is one of CHOICES, in whatever case; raises InputError with the option's name if not."""
+    """Return `value` if it is one of CHOICES, in any case; raises InputError with the option's name if not."""
     for choice in CHOICES:
         if isinstance(value, str) and value.lower() == choice.lower():
             return choice

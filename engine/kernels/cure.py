@@ -1,4 +1,4 @@
-"""Say what would make Triton work on this machine: how it is installed, and what it misses when it fails."""
+"""Advice for Triton on this machine: how it is installed, and what it lacks when it fails."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-#: torch -> the Triton of its own release, which triton-windows has to be of (its maintainers ask to cap it).
+#: torch -> the Triton of its own release, which triton-windows has to match (its maintainers ask to cap it).
 PAIRS = {
     (2, 6): (3, 2), (2, 7): (3, 3), (2, 8): (3, 4), (2, 9): (3, 5), (2, 10): (3, 6), (2, 11): (3, 6), (2, 13): (3, 7),
 }  # fmt: skip
 
 
 def install(torch: str, platform: str = sys.platform) -> str:
-    """Return the command that installs Triton beside a torch ("2.11.0+cu130"); no number where nobody knows the pair.
-    """
+    """Return the command that installs Triton for a torch ("2.11.0+cu130"); no version number where the pair is
+    unknown."""
     if platform != "win32":
         return "pip install triton"
     numbers = torch.split(".")[:2]
@@ -26,7 +26,7 @@ def install(torch: str, platform: str = sys.platform) -> str:
 
 
 def not_installed(platform: str = sys.platform) -> str:
-    """Return that Triton is not installed, and how it would be on this machine."""
+    """Return the note that Triton is not installed, with the command to install it on this machine."""
     if platform != "win32":
         return "Triton is not installed"
     try:
@@ -37,7 +37,7 @@ def not_installed(platform: str = sys.platform) -> str:
 
 
 def cure(platform: str = sys.platform) -> str:
-    """Return what to do about a Triton that is there and fails, by what it misses on this machine."""
+    """Return the advice for an installed Triton that fails, by what it lacks on this machine."""
     compiler = os.environ.get("CC")
     if compiler and shutil.which(compiler) is None:
         return f"CC names {compiler}, which is no program: let it name a C compiler, or unset it"
@@ -45,7 +45,8 @@ def cure(platform: str = sys.platform) -> str:
 
 
 def _on_windows(compiler: str | None) -> str:
-    """triton-windows has a compiler and CUDA's files of its own; Python's headers it takes from Python."""
+    """Return the advice for triton-windows, which has a compiler and CUDA's files of its own and takes Python's headers
+    from Python."""
     python = ".".join(map(str, sys.version_info[:3]))
     folders = [Path(sysconfig.get_paths()["include"]), Path(sys.base_prefix, "libs")]
     lacking = [str(folder) for folder in folders if not folder.is_dir()]
@@ -58,7 +59,7 @@ def _on_windows(compiler: str | None) -> str:
 
 
 def _elsewhere(compiler: str | None) -> str:
-    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # where Triton looks
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # the scheme that Triton uses
     header = Path(sysconfig.get_paths(scheme=scheme)["include"], "Python.h")
     if not compiler and not any(map(shutil.which, ("gcc", "clang", "cl"))):
         return "There is no C compiler, which Triton needs: install gcc or clang"

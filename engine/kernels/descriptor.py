@@ -1,4 +1,4 @@
-"""Describe a tensor that kernels read tile by tile with bulk copies (TMA), for whichever way launches them."""
+"""Descriptor of a tensor that kernels read tile by tile with bulk copies (TMA), the same for all ways to launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Descriptor:
     """One 2-D tensor and the tile that a kernel loads of it.
 
     base: [R, C] with unit stride over columns. block_shape: rows and columns of a tile. It is made for every launch, so
-    what a launch asks of a tensor too, its type and address, is as cheap to ask here.
+    the type and address, which a launch reads of a tensor too, are as cheap to read here.
     """
 
     __slots__ = ("base", "block_shape", "data_ptr", "dtype", "shape", "strides")

@@ -14,15 +14,15 @@ from torch import Tensor
 
 
 def as_products(device: torch.device, dtype: torch.dtype, tf32: bool) -> bool:
-    """Whether convolutions of a run are made this way."""
+    """Return True if the convolutions of a run are sums of matrix products."""
     return device.type == "cuda" and dtype == torch.float32 and not tf32
 
 
 def conv3d(x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, ...], padding: tuple[int, ...],
            taps: int | None = None) -> Tensor:
-    """As torch.nn.functional.conv3d, one product per kernel tap. x [B, C, T, H, W] -> [B, K, T', H', W'].
+    """Compute torch.nn.functional.conv3d with one product per kernel tap: x [B, C, T, H, W] -> [B, K, T', H', W'].
 
-    taps: only so many, for a dry walk: each takes the same memory.
+    taps: the number of taps to compute, for a dry run: each takes the same memory.
     """
     pt, ph, pw = padding
     x = F.pad(x, (pw, pw, ph, ph, pt, pt)).permute(0, 2, 3, 4, 1).contiguous()

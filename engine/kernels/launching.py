@@ -1,4 +1,4 @@
-"""Launch a kernel by its name, whichever way runs: prebuilt, or compiled by Triton. Dispatch code knows no more.
+"""Launch a kernel by its name, prebuilt or compiled by Triton: dispatch code does not see the difference.
 
 Nothing here imports Triton before a kernel is launched through it.
 """
@@ -27,7 +27,7 @@ class Call(NamedTuple):
 
 
 class Kernel(Protocol):
-    """What `launcher` returns: `kernel[grid](*arguments, **constants)` queues one launch on the current stream."""
+    """The result of `launcher`: `kernel[grid](*arguments, **constants)` queues one launch on the current stream."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
 
@@ -37,13 +37,14 @@ _launchers: dict[tuple[str, str], Kernel] = {}
 
 
 def launcher(kernel: str, here: Target) -> Kernel:
-    """Return what launches a kernel where `here` says: of its set, or by Triton.
+    """Return the launcher of a kernel under `here`: from its prebuilt set, or by Triton.
 
     Args:
         kernel: its name in `prebuilt.keys.SOURCES`, such as "conv3d.conv_kernel".
-        here: the device as `targets.target` has it. Launches go to the current device.
+        here: the device as `targets.target` returns it. Launches go to the current device.
 
-    Raises: what importing Triton raises, where that is chosen and does not work.
+    Raises:
+        The error of importing Triton, where that is chosen and does not work.
     """
     if (calls := _recording.get()) is not None:
         return _Recorder(kernel, calls)
@@ -56,8 +57,8 @@ def launcher(kernel: str, here: Target) -> Kernel:
 
 @contextmanager
 def recording(here: Target | None = None) -> Iterator[list[Call]]:
-    """Collect what would be launched inside, in order, in place of launching it. here: what meta tensors, which have no
-    device, would be launched on."""
+    """Collect the launches inside, in order, instead of running them. here: the target of meta tensors, which have no
+    device."""
     calls: list[Call] = []
     token = _recording.set(calls)
     try:

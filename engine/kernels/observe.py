@@ -1,4 +1,4 @@
-"""Where a profiler listens to the operators. While nobody listens, a call costs one comparison more."""
+"""The hook by which a profiler observes the operators. Without a profiler a call costs one more comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _watch: Watch | None = None
 
 
 def observed(function: F) -> F:
-    """Make an operator's calls visible to `watching`. What an operator calls inside counts as its own."""
+    """Make an operator's calls visible to `watching`. Operators called inside count as part of it."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -33,7 +33,7 @@ def observed(function: F) -> F:
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Every operator called inside goes through `watch`. One listener per process."""
+    """Pass every operator called inside through `watch`. One listener per process."""
     global _watch
     kept, _watch = _watch, watch
     try:
@@ -43,5 +43,5 @@ def watching(watch: Watch) -> Iterator[None]:
 
 
 def listening() -> bool:
-    """Whether operators are being watched."""
+    """Return True while operators are observed."""
     return _watch is not None

@@ -1,4 +1,4 @@
-"""How fp32 is multiplied: in fp32 where rounding would be compounded or checked against, in TF32 only when asked."""
+"""Precision of fp32 products: fp32 where rounding would be compounded or checked against, TF32 only on request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from .settings import Setting
 
-#: TF32 was asked for by name. torch's own setting says nothing: it allows TF32 in convolutions by default.
+#: TF32 was requested by name. torch's own setting does not show that: it allows TF32 in convolutions by default.
 _ASKED = ContextVar("tf32", default=False)
 # torch 2.9 replaced the two booleans by fp32_precision and refuses a mixture of both.
 _NEW = hasattr(torch.backends.cuda.matmul, "fp32_precision")
@@ -27,7 +27,7 @@ _PRODUCTS, _CONVOLUTIONS = (Setting.attribute(holder, _NAME, _value(False)) for 
 
 
 def set_fp32_math(tf32: bool) -> Callable[[], None]:
-    """fp32 matrix products and convolutions of the process in fp32 or TF32; returns what undoes it."""
+    """Set the process's fp32 matrix products and convolutions to fp32 or TF32; return a function that undoes it."""
     kept = [getattr(holder, _NAME) for holder in _HOLDERS]
     for holder in _HOLDERS:
         setattr(holder, _NAME, _value(tf32))
@@ -41,8 +41,8 @@ def set_fp32_math(tf32: bool) -> Callable[[], None]:
 
 @contextmanager
 def fp32_math(tf32: bool) -> Iterator[None]:
-    """fp32 matrix products and convolutions in fp32 or TF32 inside, by settings of the process (see Setting); our own
-    fp32 modules follow it too (`tf32_asked`)."""
+    """Compute fp32 matrix products and convolutions inside in fp32 or TF32, by settings of the process (see Setting);
+    our own fp32 modules follow it too (`tf32_asked`)."""
     token = _ASKED.set(tf32)
     try:
         with _PRODUCTS.hold(_value(tf32)), _CONVOLUTIONS.hold(_value(tf32)):
@@ -52,11 +52,11 @@ def fp32_math(tf32: bool) -> Iterator[None]:
 
 
 def exact_math(device: torch.device) -> AbstractContextManager[None]:
-    """No TF32 in what is computed inside on `device`. Only CUDA knows TF32: elsewhere, as in a plan's dry run beside
+    """Compute without TF32 inside, on `device`. Only CUDA knows TF32: elsewhere, as in a plan's dry run parallel to
     another thread's work, the process' settings are left alone."""
     return fp32_math(tf32=False) if device.type == "cuda" else nullcontext()
 
 
 def tf32_asked() -> bool:
-    """Whether `fp32_math` with TF32 is in force."""
+    """Return True while `fp32_math` with TF32 holds."""
     return _ASKED.get()

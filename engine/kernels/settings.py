@@ -1,5 +1,5 @@
-"""torch's process-wide settings while runs overlap: the first run in saves what it finds, the last one out puts it
-back."""
+"""torch's process-wide settings under overlapping runs: the first run saves the value it finds, the last one restores
+it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _lock = threading.Lock()
 
 
 class Setting:
-    """One such setting. Runs that overlap may want different values: while any of them wants `exact`, that is in force,
-    since who asked for speed loses only speed. What somebody else sets meanwhile is his and stays."""
+    """One such setting. Overlapping runs may want different values: while any of them wants `exact`, that value holds,
+    since the others lose only speed. A value that other code sets meanwhile stays."""
 
     def __init__(self, get: Callable[[], Any], put: Callable[[Any], object], exact: Any) -> None:
         self._get = get
@@ -26,12 +26,12 @@ class Setting:
 
     @classmethod
     def attribute(cls, holder: object, name: str, exact: Any) -> Setting:
-        """`holder.name`."""
+        """Return the setting stored in `holder.name`."""
         return cls(lambda: getattr(holder, name), lambda value: setattr(holder, name, value), exact)
 
     @contextmanager
     def hold(self, value: Any) -> Iterator[None]:
-        """The setting is `value`, or `exact`, inside."""
+        """Hold the setting at `value`, or `exact`, inside."""
         with _lock:
             if not self._wanted:
                 self._found = self._ours = self._get()

@@ -1,7 +1,8 @@
-"""What a GPU and the kernels chosen for it can do, decided once per device and explained in words.
+"""Capabilities of a GPU and of the kernels chosen for it, decided once per device and explained in words.
 
-Which code runs is a way: a prebuilt set by its letter, Triton, or plain torch (cards.py has the order). It is chosen
-for a half and a device (planning/choice.py) and holds inside `using`; operators called outside have the device's first.
+A way names the code that runs: a prebuilt set by its letter, Triton, or plain torch (cards.py has the order). It is
+chosen for a component and a device (planning/choice.py) and holds inside `using`; operators called outside take the
+device's first way.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Target:
     """Capabilities of one device under one way. `notes` are the sentences `info` prints: what is off, and why."""
 
     name: str
-    sm: int  # whose form the code has: 90 for compute capability 9.0; 0 without CUDA
+    sm: int  # the form of the code: 90 for compute capability 9.0; 0 without CUDA
     triton: tuple[int, int] | None
     shared_kib: int = 0  # most shared memory one block can use
     tma: bool = False
@@ -48,12 +49,12 @@ class Target:
 
     @property
     def set(self) -> str | None:
-        """The prebuilt set whose kernels run; None: none is."""
+        """Return the prebuilt set whose kernels run, or None."""
         return self.way if self.way in FORMS else None
 
     @property
     def words(self) -> str:
-        """Which kernels run, and why none that would be tried before, in one line."""
+        """Return in one line the kernels that run, and why none of the ways before them does."""
         why = "; ".join(self.notes if self.way == PLAIN else self.passed)
         if self.way == TRITON:
             return f"Triton's kernels ({why})" if why else "Triton's kernels"
@@ -63,7 +64,7 @@ class Target:
 
     @property
     def identity(self) -> str:
-        """What the bits of results depend on: the set's contents, or Triton's version."""
+        """Return the text that the bits of results depend on: the set's contents, or Triton's version."""
         from .prebuilt.library import library
 
         if self.way == TRITON:
@@ -72,11 +73,11 @@ class Target:
 
     @property
     def capability(self) -> int:
-        """The GPU's own compute capability."""
+        """Return the GPU's own compute capability."""
         return self.card or self.sm
 
     def supports(self, dtype: torch.dtype) -> bool:
-        """Whether the convolution kernel takes operands of this type here; anything else runs the reference."""
+        """Return True if the convolution kernel takes operands of this type here; others run the reference."""
         if not self.kernels:
             return False
         if dtype == FP8:
@@ -84,11 +85,12 @@ class Target:
         return dtype in (torch.float16, torch.bfloat16, torch.int8)
 
     def accumulate(self, dtype: torch.dtype, fast: bool) -> str:
-        """Fastest accumulation for operands of `dtype`: f32, i32, mx (block-scaled), or f16 promoted each step.
+        """Return the fastest accumulation for operands of `dtype`: f32, i32, mx (block-scaled), or f16 promoted each
+        step.
 
         `fast` permits fp16 accumulation; mx is as exact as f32 and needs no permission. Its blocks all have the scale
-        one: real scales are per output channel, in the epilogue. A scale for every 32 weights as well gains nothing,
-        as e4m3 has an exponent of its own (demo VAE, decode of a clip held back: 49.58 dB with it, 49.61 without).
+        one: real scales are per output channel, in the epilogue. A scale for every 32 weights as well gains nothing, as
+        e4m3 has an exponent of its own (demo VAE, decode of a held-back clip: 49.58 dB with it, 49.61 without).
         """
         if dtype == torch.int8:
             return "i32"
@@ -99,9 +101,9 @@ class Target:
         return "f32"
 
 
-@functools.cache  # 0.2 ms, which every call in the interpreter asks for
+@functools.cache  # it takes 0.2 ms, and every call in the interpreter needs it
 def triton_version() -> tuple[int, int] | None:
-    """Installed Triton's (major, minor), or None; reads package metadata, imports nothing."""
+    """Return the installed Triton's (major, minor), or None; reads package metadata, imports nothing."""
     if importlib.util.find_spec("triton") is None:
         return None
     from importlib.metadata import PackageNotFoundError, version
@@ -116,7 +118,7 @@ def triton_version() -> tuple[int, int] | None:
 
 
 def capabilities(name: str, sm: int, triton: tuple[int, int] | None) -> Target:
-    """The table: what Triton emits for each generation (checked by cross-compiling in the tests)."""
+    """Return the capabilities of Triton's code for a generation (checked by cross-compiling in the tests)."""
     notes = []
     if triton is None:
         return Target(name, sm, None, notes=(not_installed(),), way=PLAIN)
@@ -140,7 +142,7 @@ def capabilities(name: str, sm: int, triton: tuple[int, int] | None) -> Target:
 
 
 def prebuilt(name: str, card: int, letter: str) -> Target:
-    """Return the form that a prebuilt set has, on a GPU of compute capability `card`."""
+    """Return the target of a prebuilt set on a GPU of compute capability `card`."""
     form = FORMS[letter]
     made = capabilities(name, form, _MADE_WITH)
     notes = () if made.fp8 else (made.notes[0].replace(f"sm_{form}", f"set {letter}"),)
@@ -150,7 +152,7 @@ def prebuilt(name: str, card: int, letter: str) -> Target:
 
 
 def under(way: str, name: str, card: int) -> Target:
-    """Return what a GPU can do under a way; one that cannot run has no kernels, and says why in its notes."""
+    """Return the target of a GPU under a way; one that cannot run has no kernels, and says why in its notes."""
     if way in FORMS:
         why = _not_there(way)
         return prebuilt(name, card, way) if why is None else Target(name, card, None, notes=(why,), way=PLAIN)
@@ -158,7 +160,7 @@ def under(way: str, name: str, card: int) -> Target:
 
 
 def _not_there(form: str) -> str | None:
-    """Return why a form cannot be launched on this machine, without asking the GPU; None: nothing is known."""
+    """Return why a form cannot be launched on this machine, without asking the GPU; None: no reason is known."""
     from .prebuilt.driver import library_name
     from .prebuilt.library import MADE_OF, SetError, library
 
@@ -172,18 +174,19 @@ def _not_there(form: str) -> str | None:
     return f"set {lacks[0]} of the prebuilt kernels is not part of this installation" if lacks else None
 
 
-#: (GPU, way) -> why that does not run although it should.
+#: (GPU, way) -> why it does not run although it should.
 _off: dict[tuple[torch.device, str], str] = {}
 
 
 def switch_off(device: torch.device, way: str, reason: str) -> None:
-    """No kernel is launched this way on this GPU any more; `reason` becomes a note."""
+    """Launch no kernel this way on this GPU any more; `reason` becomes a note."""
     _off[device, way] = reason
     _ways.cache_clear()
 
 
 def ways(device: torch.device, asked: str = AUTO) -> list[Target]:
-    """Return how kernels may run on a CUDA device, in the order in which they are tried. The last one is plain torch.
+    """Return the ways to run kernels on a CUDA device, in the order in which they are tried. The last one is plain
+    torch.
 
     Args:
         device: with or without an index.
@@ -195,13 +198,13 @@ def ways(device: torch.device, asked: str = AUTO) -> list[Target]:
     return _ways(index, wish(asked))
 
 
-#: What `standing_in` says.
+#: The targets of `standing_in`.
 _instead: list[list[Target]] = []
 
 
 @contextmanager
 def standing_in(here: Target) -> Iterator[None]:
-    """Every CUDA device of the process runs kernels as `here` says, whatever is asked for, or plain torch."""
+    """Let every CUDA device of the process run kernels as `here` says, or plain torch, whatever is requested."""
     _instead.append([here, without_kernels(here.name, here.sm, ["the form asked for does not run here"])])
     try:
         yield
@@ -218,7 +221,7 @@ def _ways(index: int, asked: str) -> list[Target]:
 
 
 def _card(index: int) -> tuple[str, int]:
-    """Return a GPU's name and compute capability; 0: it is none of NVIDIA's."""
+    """Return a GPU's name and compute capability; 0 for a GPU that is not NVIDIA's."""
     major, minor = torch.cuda.get_device_capability(index)
     return torch.cuda.get_device_name(index), 0 if torch.version.hip is not None else major * 10 + minor
 
@@ -240,24 +243,25 @@ def _tried(name: str, sm: int, asked: str, off: Callable[[str], str | None]) -> 
 
 
 def without_kernels(name: str, sm: int, reasons: Sequence[str]) -> Target:
-    """Return what a GPU is where plain torch runs; its one note says why, in the order of what was tried."""
+    """Return the target of a GPU that runs plain torch; its one note gives the reasons, in the order of the tried
+    ways."""
     return Target(name, sm, None, notes=("; ".join(dict.fromkeys(reasons)),), way=PLAIN)
 
 
 def has_fp8(device: torch.device, asked: str = AUTO) -> bool:
-    """Return whether any way to run kernels on a device has fp8 products: another may have what the first lacks."""
+    """Return True if any way to run kernels on a device has fp8 products, not the first alone."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
     return any(here.fp8 for here in ways(device, asked) if here.kernels)
 
 
 def projected(name: str, sm: int, asked: str = AUTO) -> list[Target]:
-    """Return the same as `ways` for a GPU that need not be here, which has what this installation brings."""
+    """Return the result of `ways` for a GPU that need not be here, with the files of this installation."""
     return _tried(name, sm, wish(asked), lambda way: None)
 
 
 def target(device: torch.device | str, asked: str = AUTO) -> Target:
-    """Return what runs on a torch device: what `using` says, or the first of `ways`. A CPU has no kernels; see
+    """Return the target of a torch device: that of `using`, or the first of `ways`. A CPU has no kernels; see
     `interpreted` for how tests run them there."""
     device = torch.device(device)
     if device.type != "cuda":
@@ -271,7 +275,7 @@ _chosen: ContextVar[Target | None] = ContextVar("chosen", default=None)
 
 @contextmanager
 def using(here: Target | None) -> Iterator[None]:
-    """Operators called inside run the way that `here` says (None: as outside), on the device it was made for."""
+    """Run the operators called inside the way that `here` says (None: as outside), on the device it was made for."""
     token = _chosen.set(_chosen.get() if here is None else here)
     try:
         yield
@@ -280,12 +284,12 @@ def using(here: Target | None) -> Iterator[None]:
 
 
 def interpreted() -> bool:
-    """Triton's interpreter is on (TRITON_INTERPRET=1): kernels run on CPU tensors, for checking only."""
+    """Return True if Triton's interpreter is on (TRITON_INTERPRET=1): kernels run on CPU tensors, for checking only."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def on_device(x: torch.Tensor) -> AbstractContextManager[object]:
-    """Triton launches on the current device: make it the tensor's."""
+    """Make the tensor's device the current one, because Triton launches on that."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
@@ -293,13 +297,17 @@ def kernels_for(device: torch.device, backend: str, dtype: torch.dtype | None = 
     """Resolve an operator's `backend`.
 
     Args:
-        device: its tensors'. Meta tensors have the kernels of `using`, for recording.
+        device: of its tensors. Meta tensors have the kernels of `using`, for recording.
         backend: "auto" (kernels where there are some), "triton" (kernels, or an error) or "reference".
-        dtype: of what it multiplies, where not every type has a kernel.
+        dtype: of the multiplied operands, where not every type has a kernel.
 
-    Returns: whose kernels run, or None for the reference. In Triton's interpreter, which stands in for the newest
-    measured generation, only "triton" asks for kernels.
-    Raises: ValueError for another backend, RuntimeError where "triton" cannot be.
+    Returns:
+        The target whose kernels run, or None for the reference. In Triton's interpreter, which stands in for the newest
+            measured generation, only "triton" runs kernels.
+
+    Raises:
+        ValueError: another backend.
+        RuntimeError: "triton" where there is no kernel.
     """
     if backend == "reference":
         return None

@@ -1,4 +1,4 @@
-"""attention: flash where the head is small enough, our kernels above, torch where there are none."""
+"""Dispatch of attention: flash where the head is small enough, our kernels above, torch where there are none."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..targets import Target, interpreted, kernels_for, on_device
 from . import reference
 from .schedules import GATHER, SCHEDULES, Blocks, Schedule, pick
 
-FLASH_HEAD = 256  # torch's flash kernels stop here
+FLASH_HEAD = 256  # the largest head of torch's flash kernels
 LARGEST_HEAD = 1024
 
 
 def scratch_bytes(tokens: int, itemsize: int, head: int, clip: bool = False) -> int:
-    """Bytes of `scratch` that `attention` uses at most for one call over this many tokens, on any GPU. clip: as there.
-    """
+    """Return the most bytes of `scratch` that one call of `attention` uses over this many tokens, on any GPU. clip: as
+    there."""
     return max(Blocks.of(tokens, itemsize, scores, head, clip).split(itemsize, head)[2]
                for scores, _ in SCHEDULES.values())  # fmt: skip
 
@@ -30,13 +30,21 @@ def scratch_bytes(tokens: int, itemsize: int, head: int, clip: bool = False) -> 
 @observed
 def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scratch: Tensor | None = None,
               clip: bool = False, backend: str = "auto") -> Tensor:
-    """Single-head attention within each of B frames, or (`clip`) clips.
+    """Compute single-head attention within each of B frames, or (`clip`) clips: softmax(q k^T / sqrt(D)) v.
 
-    q, k, v: [B, N, D] contiguous, fp16 or bf16 (fp32 runs torch), D a multiple of 8. Returns [B, N, D]:
-    softmax(q k^T / sqrt(D)) v. Memory is O(N): about 128 MiB of scratch, or for a `clip` up to 1 GiB, allocated unless
-    `scratch` is given (uint8, `scratch_bytes` of it). out: memory our kernels may put the result in, and may be
-    q's. backend "reference" is fp32 arithmetic.
-    Raises ValueError where shapes or types differ.
+    Memory is O(N): about 128 MiB of scratch, or for a `clip` up to 1 GiB.
+
+    Args:
+        q, k, v: [B, N, D] contiguous, fp16 or bf16 (fp32 runs torch), D a multiple of 8.
+        out: memory our kernels may put the result in; may be q's.
+        scratch: uint8, `scratch_bytes` of it; allocated where there is none.
+        backend: "reference" is fp32 arithmetic.
+
+    Returns:
+        [B, N, D].
+
+    Raises:
+        ValueError: shapes or types differ.
     """
     if q.shape != k.shape or q.shape != v.shape or q.dim() != 3 or not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"attention needs three [B, N, D] of one type, not {list(q.shape)}, {list(k.shape)}")

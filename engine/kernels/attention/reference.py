@@ -12,7 +12,7 @@ QUERIES = 512
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q, k, v [B, N, D] -> softmax(q k^T / sqrt(D)) v, in the type of q."""
+    """Return softmax(q k^T / sqrt(D)) v for q, k, v [B, N, D], in the type of q."""
     scale = q.shape[-1] ** -0.5
     out = torch.empty_like(q)
     with exact_math(q.device):

@@ -41,8 +41,8 @@ SCHEDULES: dict[int, tuple[Schedule, Schedule]] = {
 }
 # Softmax weights kept at once; queries run in equal blocks of rows that fit (3,712 of 14,400 at 1280x720).
 SCRATCH_BYTES = 128 * 2**20
-# Values of results that fill an H200: a tile for each of its processors in the second product. Over a whole clip the
-# weights of rows with so many results may take so many bytes.
+# FILLING: values of results that fill an H200, a tile for each of its processors in the second product. CLIP_BYTES:
+# the most bytes of the weights of rows with so many results, over a whole clip.
 FILLING, CLIP_BYTES = 132 * 128 * 128, 2**30
 # Fewest key tiles of a part of the second product.
 PART_TILES = 64
@@ -54,9 +54,9 @@ GATHER = (8, 256)
 
 @dataclass(frozen=True)
 class Blocks:
-    """How one call shares its scratch: queries per block, softmax weights in a row of one, tiles of keys, and parts
-    that these are cut into where the rows alone would leave processors idle (4096x4096: 256 rows of 512 channels are
-    8 programs)."""
+    """The shares of one call's scratch: queries per block, softmax weights in a row of one, tiles of keys, and the
+    parts that these are cut into where the rows alone would leave processors idle (4096x4096: 256 rows of 512 channels
+    are 8 programs)."""
 
     rows: int
     stride: int
@@ -73,7 +73,7 @@ class Blocks:
 
     @property
     def each(self) -> int:
-        """Key tiles of a part."""
+        """Return the number of key tiles in a part."""
         return -(-self.tiles // self.parts)
 
     @property
@@ -81,7 +81,8 @@ class Blocks:
         return LONG_MERGE if self.tiles >= LONG else MERGE
 
     def split(self, itemsize: int, head: int) -> tuple[int, int, int]:
-        """Bytes of the weights; with a peak and a sum per query and tile, in fp32; and with the parts' results."""
+        """Return bytes of the weights; with a peak and a sum per query and tile, in fp32; and with the parts'
+        results."""
         weights = self.rows * self.stride * itemsize
         factors = weights + 8 * self.tiles * self.rows
         return weights, factors, factors + (4 * self.parts * self.rows * head if self.parts > 1 else 0)
@@ -92,7 +93,8 @@ def pick(sm: int) -> tuple[Schedule, Schedule]:
 
 
 def block_rows(tokens: int, row_bytes: int, tile: int, room: int = 0) -> int:
-    """Queries per block: whole tiles, equal blocks, weights of `row_bytes` a row within `room` (0: SCRATCH_BYTES)."""
+    """Return queries per block: whole tiles, equal blocks, weights of `row_bytes` a row within `room` (0:
+    SCRATCH_BYTES)."""
     most = max((room or SCRATCH_BYTES) // row_bytes // tile, 1) * tile
     blocks = -(-tokens // most)
     return -(-tokens // blocks // tile) * tile

@@ -1,4 +1,4 @@
-"""What the launches of both algorithms tell their kernels about the epilogue and the accumulation."""
+"""Kernel arguments for the epilogue and the accumulation, shared by the launches of both algorithms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .types import Epilogue, Partials, Pixels, Weight
 
 @dataclass(frozen=True)
 class Finish:
-    """Kernel arguments in their order: tensors (what is absent stands in as `out`), numbers, strides, constants."""
+    """Kernel arguments in their order: tensors (`out` stands in for an absent one), numbers, strides, constants."""
 
     tensors: list[Tensor]
     numbers: list[float]
@@ -23,7 +23,7 @@ class Finish:
 
 
 def finish(x: Tensor, weight: Weight, out: Tensor, epilogue: Epilogue, partials: Partials | None) -> Finish:
-    """Of one call."""
+    """Return the epilogue's arguments of one call."""
     residual = epilogue.residual
     views = [out] if residual is None else [out, residual]
     # 16 where every stride is a multiple of 16 elements, so that the compiler may use the widest accesses.
@@ -46,7 +46,7 @@ def finish(x: Tensor, weight: Weight, out: Tensor, epilogue: Epilogue, partials:
 
 
 def accumulation(x: Tensor, epilogue: Epilogue, here: Target) -> dict[str, Any]:
-    """How products are added, as constants; what Triton's interpreter cannot do is done otherwise there."""
+    """Return as constants how products are added; Triton's interpreter replaces the forms it cannot run."""
     accumulate = here.accumulate(x.dtype, epilogue.half_accumulate)
     interpret = interpreted() and x.is_cpu
     if interpret and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):

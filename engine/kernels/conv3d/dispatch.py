@@ -1,4 +1,4 @@
-"""conv3d: checks its arguments once, then runs the kernel or the reference."""
+"""Dispatch of conv3d: check the arguments once, then run the kernel or the reference."""
 
 from __future__ import annotations
 
@@ -28,13 +28,19 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAI
            start: int = 0, first: int = 2, backend: str = "auto", schedule: Schedule | None = None) -> Partials | None:
     """Convolve a bordered buffer into `out`.
 
-    x: [slots, Hp, Wp, C] contiguous, operand type of the weight, borders already in place; a ring: output frame d
-    reads slots (start + d * stride + 0..kt-1) mod slots. weight.channels == C. For a weight of planes: [slots, 4, Hp,
-    pairs, C], as `norm_act` writes them.
-    out: [D * pt, H * py, W * px, K], any strides but 1 over channels: a plain tensor, the inside of the next conv's
-    buffer, a slice. A folded weight at first == 0 (the clip starts here) yields one frame less.
-    first: index of the first input frame within its clip, for folded weights. Returns the sums `epilogue.groups` asks
-    for. Raises ValueError where shapes, types or strides do not fit together.
+    Args:
+        x: [slots, Hp, Wp, C] contiguous, operand type of the weight, borders already in place; a ring: output frame d
+            reads slots (start + d * stride + 0..kt-1) mod slots. weight.channels == C. For a weight of planes: [slots,
+            4, Hp, pairs, C], as `norm_act` writes them.
+        out: [D * pt, H * py, W * px, K], any strides but 1 over channels: a plain tensor, the inside of the next conv's
+            buffer, a slice. A folded weight at first == 0 (the clip starts here) yields one frame less.
+        first: index of the first input frame within its clip, for folded weights.
+
+    Returns:
+        The sums that `epilogue.groups` requests, or None.
+
+    Raises:
+        ValueError: shapes, types or strides do not fit together.
     """
     _validate(x, weight, out, geometry, epilogue, start, first)
     here = kernels_for(x.device, backend, x.dtype)
@@ -100,7 +106,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")
     linear = here.tma and geometry.stride == (1, 1, 1)
     pitch = x.shape[2] if linear else w
-    # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
+    # Without sums tiles need not align with bands, and one block for the plane wastes least.
     block = ROW_BLOCK if epilogue.groups else h
     full, rest = divmod(h, block)
     block_tiles = -(-block * pitch // s.positions)

@@ -1,4 +1,4 @@
-"""The convolution in plain torch, fp32 arithmetic: what kernels are checked against; the path without Triton."""
+"""The convolution in plain torch, fp32 arithmetic: the reference of the kernels, and the path without kernels."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from .winograd.planes import PLANES, combined
 
 
 def cast(values: Tensor, dtype: torch.dtype, fmt: Pixels | None) -> Tensor:
-    """float32 -> `dtype` through an output format, if there is one."""
+    """Convert float32 to `dtype` through an output format, if there is one."""
     if fmt is not None:
         values = (values * fmt.gain + fmt.offset).clamp(fmt.low, fmt.high)
     return (values if dtype.is_floating_point else values.round()).to(dtype)
 
 
 def note(health: Tensor | None, values: Tensor) -> None:
-    """Makes `health` NaN if one of `values` is not finite, without waiting for a device."""
+    """Make `health` NaN if one of `values` is not finite, without waiting for a device."""
     if health is not None:
         health.add_(values.abs().sum(dtype=torch.float32) * 0)
 
 
 def frames_of(buffer: Tensor, start: int, count: int) -> Tensor:
-    """`count` frames of a ring buffer from slot `start` on, in order."""
+    """Return `count` frames of a ring buffer from slot `start` on, in order."""
     if start + count <= buffer.shape[0]:
         return buffer[start : start + count]
     return torch.cat((buffer[start:], buffer[: start + count - buffer.shape[0]]))
 
 
 def partial_sums(stored: Tensor, groups: int) -> Partials:
-    """Per row block of [D, H, W, K]: sums and sums of squares over `span` channels."""
+    """Return per row block of [D, H, W, K]: sums and sums of squares over `span` channels."""
     d, h, _, k = stored.shape
     span = stat_span(k, groups, k)
     blocks = []
@@ -47,8 +47,8 @@ def partial_sums(stored: Tensor, groups: int) -> Partials:
 
 def product(x: Tensor, rows: Tensor, weight: Weight, geometry: Geometry, shift: tuple[int, int],
             size: tuple[int, int, int]) -> Tensor:
-    """Raw dot products [D, H, W, N] of buffer frames [T, Hp, Wp, C], or of planes [T, 4, Hp, P, C], with weight rows
-    [N, taps * C], or those of planes."""
+    """Return the raw dot products [D, H, W, N] of buffer frames [T, Hp, Wp, C], or of planes [T, 4, Hp, P, C], with
+    weight rows [N, taps * C], or those of planes."""
     (st, sh, sw), (kt, kh, kw), (d, h, w) = geometry.stride, weight.kernel, size
     if weight.winograd:
         plane = replace(weight, kernel=(kt, kh, 1), winograd=False)
@@ -69,7 +69,8 @@ def product(x: Tensor, rows: Tensor, weight: Weight, geometry: Geometry, shift: 
 
 
 def border_bias(table: Tensor, phase: tuple[int, int], size: tuple[int, int], geometry: Geometry) -> Tensor:
-    """[4, K] (inside, row, column and corner increments) -> [H, W, K] for one phase of the composed upsampler."""
+    """Expand [4, K] (inside, row, column and corner increments) to [H, W, K] for one phase of the composed
+    upsampler."""
     h, w = size
     rows = geometry.frame_rows or h
     at_row = torch.zeros(h, 1, 1, device=table.device)
@@ -83,8 +84,8 @@ def border_bias(table: Tensor, phase: tuple[int, int], size: tuple[int, int], ge
 
 def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int = 0,
            first: int = 2) -> Partials | None:
-    """See dispatch.conv3d; same arguments, same result. `out` is written last, when no allocation can fail any more: it
-    may be the residual too, and a call that ran out of memory must be repeatable."""
+    """Do the same as dispatch.conv3d. `out` is written last, when no allocation can fail any more: it may be the
+    residual too, and a call that ran out of memory must be repeatable."""
     pt, py, px = weight.phases
     drop = int(weight.folded > 0 and first == 0)
     k = weight.out_channels

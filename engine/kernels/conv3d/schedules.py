@@ -36,9 +36,9 @@ class Schedule:
 
 
 class Layer(NamedTuple):
-    """What a schedule was made for: the operands' type ("fp8", "int8", SUMS) or width ("16 bit", "8 bit"); the kind of
-    layer ("": any without phases; "pair": any whose outputs only two tiles fill); how many outputs it has (0: any);
-    whether it serves layers that make a norm's sums."""
+    """The key of a schedule: the operands' type ("fp8", "int8", SUMS) or width ("16 bit", "8 bit"); the kind of layer
+    ("": any without phases; "pair": any whose outputs only two tiles fill); its outputs (0: any); True if it serves
+    layers that make a norm's sums."""
 
     operands: str
     kind: str
@@ -73,7 +73,7 @@ _MMA: dict[Layer, Schedule] = {
     # 256: 1.64, 2.20 and 1.88, 2.55
     Layer(_HALF, "space phases"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4, group=64),
     Layer(_HALF, "space phases", 192): Schedule(positions=128, columns=64, depth=64, warps=4, stages=3, group=64),
-    # Sums in fp16 are held beside those in fp32: tiles of 64 x 64 for a warp spill.
+    # Sums in fp16 are held in addition to those in fp32: tiles of 64 x 64 for a warp spill.
     Layer(SUMS, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
     Layer(SUMS, "wide"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
     Layer(SUMS, "time phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=64),
@@ -179,14 +179,15 @@ SCHEDULES: dict[int, dict[Layer, Schedule]] = {
 # Below this many positions tiles of 128 rows leave many processors idle (90 x 160 is the lowest stage of 720p).
 SMALL_PLANE = 90 * 160
 # Image rows whose positions share tiles: tiles restart at each such block, so that a band which starts at a multiple of
-# it has the frame's own tiles and partial sums. Low blocks let ranks have equal parts (352 and 368 of 720 rows); what
-# the last tile of each leaves empty is 0.2 % of all in rows of 1280, 1.2 % in rows of 160.
+# it has the frame's own tiles and partial sums. Low blocks let ranks have equal parts (352 and 368 of 720 rows); the
+# empty part of the last tile of each is 0.2 % of all in rows of 1280, 1.2 % in rows of 160.
 ROW_BLOCK = 32
 
 
 def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 1), planes: bool = False) -> int:
-    """Bytes of the sums that a convolution's epilogue makes of `out` [D, H, W, K], at most, on any GPU. phases: rows
-    and columns that each position of the input makes. planes: in Winograd form, whose tiles are pairs of columns."""
+    """Return the most bytes, on any GPU, of the sums that a convolution's epilogue makes of `out` [D, H, W, K]. phases:
+    rows and columns that each position of the input makes. planes: in Winograd form, whose tiles are pairs of
+    columns."""
     d, h, w, k = out
     py, px = phases
     rows, pitch = h // py, w // px + 2
@@ -201,8 +202,8 @@ def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 
 
 
 def of_generation(tables: Mapping[int, Table], sm: int) -> Table:
-    """The table for a compute capability: its own, or that of the newest generation before it. Each form has tables of
-    its own, and need not have them for the same generations."""
+    """Return the table for a compute capability: its own, or that of the newest generation before it. Each form has
+    tables of its own, and need not have them for the same generations."""
     return tables[max((key for key in tables if key <= sm), default=min(tables))]
 
 
@@ -212,7 +213,7 @@ def _power_of_two(n: int) -> int:
 
 def fit(schedule: Schedule, channels: int, out_channels: int, row: int = 1) -> Schedule:
     """Shrink a tile to a narrow layer: steps must divide the channels of a tap or make up those of a row of taps
-    (`row`: how many it has), width need not exceed the outputs."""
+    (`row`: their number), width need not exceed the outputs."""
     depth, rest = schedule.depth, 0
     part = channels & -channels
     if part == channels:
@@ -229,10 +230,10 @@ def fit(schedule: Schedule, channels: int, out_channels: int, row: int = 1) -> S
         pair = _two_tiles(out_channels, width)
         if pair:
             width, tail = pair
-        # Else narrower tiles, while those they save compute more than an eighth for nothing.
+        # Otherwise narrower tiles, while the wider ones would compute more than an eighth for nothing.
         while not pair and width > 32 and -(-out_channels // width) * width * 7 > out_channels * 8:
             width //= 2
-    # Beside so many accumulators only quarters of the tile fit the registers.
+    # With so many accumulators only quarters of the tile fit the registers.
     slices = 4 if width + tail > 256 else schedule.slices
     # A pair of up to 192 leaves room for one more stage (616 against 594 TFLOP/s at 192 on an H200).
     stages = schedule.stages + (tail > 0 and width + tail <= 192)
@@ -240,8 +241,8 @@ def fit(schedule: Schedule, channels: int, out_channels: int, row: int = 1) -> S
 
 
 def _two_tiles(out_channels: int, most: int) -> tuple[int, int] | None:
-    """The widest pair of tiles, both powers of two, that fills the outputs without a rest: 96 is 64 + 32 (1.9 times as
-    fast as three of 32 on an H200, 1.4 times as one padded tile of 128), 384 is 256 + 128."""
+    """Return the widest pair of tiles, both powers of two, that fills the outputs without a rest: 96 is 64 + 32 (1.9
+    times as fast as three of 32 on an H200, 1.4 times as one padded tile of 128), 384 is 256 + 128."""
     while most >= 32:
         tail = most // 2
         while tail >= 16:
@@ -254,9 +255,16 @@ def _two_tiles(out_channels: int, most: int) -> tuple[int, int] | None:
 
 def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int],
          phases: int = 1, row: int = 1, sums: bool = False, half: bool = False) -> Schedule:
-    """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `phases` 8 or
-    4 where the layer upsamples time and space, or space, `row` the taps in a row of its window, `sums`: whether it
-    makes those of a norm, `half`: whether products are summed in fp16."""
+    """Return the one schedule for a layer.
+
+    Args:
+        channels: as padded in the buffer.
+        frame: the full frame's (H, W).
+        phases: 8 or 4 where the layer upsamples time and space, or space.
+        row: the taps in a row of its window.
+        sums: it makes the sums of a norm.
+        half: its products are summed in fp16.
+    """
     table, small = of_generation(SCHEDULES, target.sm), frame[0] * frame[1] < SMALL_PLANE
     what = dtype, channels, out_channels, small, phases, row, sums, half
     known = id(table), what
@@ -265,7 +273,7 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     return _picked[known][1]
 
 
-#: What `pick` has chosen before, and from which table: to look again is a tenth of a launch's time on the host.
+#: Earlier results of `pick`, with their table: choosing again is a tenth of a launch's time on the host.
 _picked: dict[tuple[Any, ...], tuple[Mapping[Layer, Schedule], Schedule]] = {}
 
 

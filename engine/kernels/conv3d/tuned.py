@@ -1,7 +1,7 @@
-"""Schedules chosen by measuring on the very GPU, in place of the table's: by kind of layer, for each device.
+"""Schedules chosen by measuring on this GPU, in place of the table's: by kind of layer, for each device.
 
-A run may last, and all of it, with every other run of the time, computes with the same ones: others that are offered
-meanwhile are taken up when the last run is over.
+All calls of a run, and of every other run at the same time, compute with the same schedules: new ones that are offered
+meanwhile are used when the last run is over.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from .types import Geometry, Weight
 
 
 class Kind(NamedTuple):
-    """What a schedule is chosen for: what a layer and its whole frame have in common with others, and no chunk or band.
+    """The key of a schedule: properties that a layer and its whole frame share with others, and that no chunk or band
+    changes.
 
-    form: "direct" or "winograd". operands: their type as torch names it. accumulate: as `Target.accumulate` says.
-    channels: as padded in the buffer. small: whether the plane is one of SMALL_PLANE positions or fewer. phases, row:
-    as for `pick`. strided: whether its steps are longer than one. sums: whether it makes those of a norm.
+    form: "direct" or "winograd". operands: their type as torch names it. accumulate: as `Target.accumulate` returns it.
+    channels: as padded in the buffer. small: the plane has fewer than SMALL_PLANE positions. phases, row: as for
+    `pick`. strided: its steps are longer than one. sums: it makes the sums of a norm.
     """
 
     form: str
@@ -41,7 +42,7 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, weight: Weight, accumulate: str, frame: tuple[int, int], geometry: Geometry, groups: int) -> Kind:
-        """Of calls with a packed weight. frame: the full frame's positions (H, W)."""
+        """Return the kind of calls with a packed weight. frame: the full frame's positions (H, W)."""
         operands, small = str(weight.data.dtype).removeprefix("torch."), frame[0] * frame[1] < SMALL_PLANE
         return cls("winograd" if weight.winograd else "direct", operands, accumulate, weight.channels,
                    weight.out_channels, small, math.prod(weight.phases), weight.kernel[2],
@@ -73,7 +74,7 @@ _changes: Counter[torch.device] = Counter()
 
 
 def table(device: torch.device, way: str = TRITON) -> Table:
-    """What counts on a device now, for kernels launched this way."""
+    """Return the schedules that a device uses now, for kernels launched this way."""
     return _tables.get((device, way), _NONE)
 
 
@@ -81,18 +82,18 @@ def chosen(
     device: torch.device, way: str, weight: Weight, accumulate: str, frame: tuple[int, int], geometry: Geometry,
     groups: int,
 ) -> Schedule | None:  # fmt: skip
-    """What was measured to be best for a call; None: the table says."""
+    """Return the schedule measured to be best for a call; None: the built-in table decides."""
     known = _tables.get((device, way))
     return known.get(Kind.of(weight, accumulate, frame, geometry, groups)) if known else None
 
 
 def version(device: torch.device) -> int:
-    """Another number whenever the table is another one."""
+    """Return a number that changes whenever the table does."""
     return _changes[device]
 
 
 def offer(device: torch.device, new: Table, way: str = TRITON) -> None:
-    """`new` counts from now on, or from when no run is under way on the device."""
+    """Use `new` from now on, or from when no run is going on on the device."""
     with _lock:
         _waiting[device, way] = dict(new)
         _settle(device)
@@ -100,7 +101,7 @@ def offer(device: torch.device, new: Table, way: str = TRITON) -> None:
 
 @contextmanager
 def held(device: torch.device) -> Iterator[None]:
-    """A run is under way: the table stays as it is."""
+    """Keep the table as it is during a run."""
     with _lock:
         _runs[device] += 1
     try:

@@ -1,4 +1,4 @@
-"""What a convolution is told: packed weights, geometry, epilogue; and what it can hand back: partial sums."""
+"""Types of a convolution: packed weights, geometry, epilogue; and its optional result, partial sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..targets import FP8
 
 QUANT_MAX = {FP8: 448.0, torch.int8: 127.0}
-#: Where fp8 products are summed in fp16, at most this many at a time (a step's depth) before they go into fp32.
+#: The most fp8 products that are summed in fp16 at a time (a step's depth) before they go into fp32.
 HALF_DEPTH = 64
 
 
@@ -44,8 +44,8 @@ class Weight:
     mix: Tensor | None = None
 
     def pieces(self, first: int, frames: int) -> Iterator[tuple[Weight, int, int, int]]:
-        """(weight, first frame, end, slots it starts later) of the calls that make `frames` outputs, whose first one is
-        frame `first` of its clip: one call, but for the frames that have weights of their own."""
+        """Yield the calls that make `frames` outputs, whose first one is frame `first` of its clip: one call, except
+        for the frames that have weights of their own. Each is (weight, first frame, end, slots it starts later)."""
         at = 0
         while at < frames and first + at < len(self.early):
             yield self.early[first + at], at, at + 1, len(self.early) - first - at
@@ -54,7 +54,7 @@ class Weight:
             yield self, at, frames, 0
 
     def phase(self, number: int) -> Weight:
-        """The rows of one phase alone."""
+        """Return the rows of one phase alone."""
         k, planes = self.out_channels, 4 if self.winograd else 1
         rows = slice(number * k, number * k + k)
         data = self.data[rows.start * planes : rows.stop * planes]
@@ -63,7 +63,7 @@ class Weight:
 
     @property
     def flops_per_position(self) -> int:
-        """Of the convolution itself: the Winograd form gets by with two thirds of them."""
+        """Return the operations of the convolution itself: the Winograd form needs two thirds of them."""
         return 2 * self.channels * self.out_channels * math.prod(self.phases) * self.taps
 
     @property
@@ -72,18 +72,19 @@ class Weight:
 
 
 def quantiser(dtype: torch.dtype, scale: float) -> Pixels:
-    """How an 8-bit type holds value / scale, saturated."""
+    """Return the format in which an 8-bit type holds value / scale, saturated."""
     return Pixels(1.0 / scale, 0.0, -QUANT_MAX[dtype], QUANT_MAX[dtype])
 
 
 def padded_channels(channels: int, dtype: torch.dtype) -> int:
-    """Channels of the buffer: whole 32-byte rows, the least a matrix instruction and a bulk copy take."""
+    """Return the channels of the buffer: whole 32-byte rows, the least a matrix instruction and a bulk copy take."""
     step = 32 // dtype.itemsize
     return -(-channels // step) * step
 
 
 def quantise_rows(rows: Tensor, dtype: torch.dtype, channels: int) -> tuple[Tensor, Tensor | None]:
-    """[N, taps * channels] float32 -> the same in `dtype` and its scale per row (None for floating types of 16 bit).
+    """Quantise [N, taps * channels] float32 to `dtype`; return it with its scale per row (None for 16-bit floating
+    types).
 
     fp8 rows are kept so small that no step of HALF_DEPTH products with operands up to 448 sums to more than fp16 holds.
     """
@@ -110,11 +111,13 @@ Balance = Callable[[Tensor], Tensor]
 
 def pack_weight(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int] = (1, 1, 1), early: bool = False,
                 balance: Balance | None = None) -> Weight:
-    """Conv weight [N, C, kt, kh, kw] (N = phases * K) -> Weight; 8-bit types get one scale per row.
+    """Pack a conv weight [N, C, kt, kh, kw] (N = phases * K); 8-bit types get one scale per row.
 
     With phases the N rows are pixel-shuffled by the store: row (phase * K + k) lands in channel k of its phase.
-    early: also pack what three taps in time come down to in a clip's first two frames, for as many bytes again.
-    balance: scales of the input channels, folded into the weights before they are rounded.
+
+    Args:
+        early: also pack the reduced forms of three taps in time for a clip's first two frames, for as many bytes again.
+        balance: scales of the input channels, folded into the weights before they are rounded.
     """
     n, c = weight.shape[:2]
     kernel = tuple(weight.shape[2:])
@@ -133,7 +136,7 @@ def pack_weight(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where taps start. Output (t, y, x) reads buffer frames t*st.., rows y*sh + oy.., columns x*sw + ox.."""
+    """The position of the taps: output (t, y, x) reads buffer frames t*st.., rows y*sh + oy.., columns x*sw + ox.."""
 
     stride: tuple[int, int, int] = (1, 1, 1)
     origin: tuple[int, int] = (0, 0)
@@ -154,13 +157,13 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What happens to the accumulator before the one store.
+    """Operations on the accumulator before the one store.
 
     scale: activation scale (operand = real value / scale); the weight's own scale is applied too.
     bias: [K], or [phases * K] with phases, or the composed upsampler's [rows, 4, K] table; float32.
-    residual: [D, H, W, K] view, added in fp32. groups: > 0 asks for partial GroupNorm sums of the stored values.
+    residual: [D, H, W, K] view, added in fp32. groups: > 0 requests partial GroupNorm sums of the stored values.
     out_scale: an 8-bit result stores value / out_scale, saturated. pixels: overrides that with an output format.
-    health: float32 [], NaN from now on if a value was not finite where either of them clamps, which would hide it.
+    health: float32 [], set to NaN if a value was not finite where either of them clamps, which would hide it.
     """
 
     bias: Tensor | None = None
@@ -173,7 +176,7 @@ class Epilogue:
     health: Tensor | None = None
 
     def format(self, dtype: torch.dtype) -> Pixels | None:
-        """The affine map and clamp in front of the cast into `dtype`; None where the cast is all there is."""
+        """Return the affine map and clamp before the cast into `dtype`; None where there is only the cast."""
         if self.pixels is not None or dtype not in QUANT_MAX:
             return self.pixels
         return quantiser(dtype, self.out_scale)
@@ -191,11 +194,11 @@ class Partials:
 
     @staticmethod
     def concat(parts: list[Partials], axis: int = 1) -> Partials:
-        """Of bands (axis 1) or frames (axis 0), in their order."""
+        """Concatenate bands (axis 1) or frames (axis 0), in their order."""
         return Partials(torch.cat([p.data for p in parts], axis), parts[0].span)
 
 
 def stat_span(channels: int, groups: int, block: int) -> int:
-    """Largest power of two that divides both a group and the `block` channels one program holds."""
+    """Return the largest power of two that divides both a group and the `block` channels one program holds."""
     per_group = channels // groups
     return min(per_group & -per_group, block)

@@ -1,4 +1,4 @@
-"""Frames doubled by repeating channels."""
+"""Upsampling that doubles frames, rows and columns by repeating channels."""
 
 from .dispatch import duplicate
 

@@ -1,4 +1,4 @@
-"""duplicate: a kernel where there is one, else torch."""
+"""Dispatch of duplicate: a kernel where there is one, else torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ WARPS = 4
 @observed
 def duplicate(x: Tensor, out: Tensor, *, frames: int = 1, drop: int = 0, samples_first: bool = False,
               backend: str = "auto") -> None:
-    """Every channel of x repeated into the samples that a position becomes.
+    """Repeat every channel of x into the samples that a position becomes.
 
-    x: [D, H, W, C], out: [frames * D - drop, 2H, 2W, K], of one type, channels next to each other; C divides
-    4 * frames * K. frames: those that one becomes, 1 or 2. drop: of the first frame's, those left out. With
-    p = (frame * 2 + row) * 2 + column, the channel of x that becomes k is, for `each` = 4 * frames * K / C,
-    (p * K + k) // each with `samples_first`, else (k * 4 * frames + p) // each. Raises ValueError on other shapes.
+    With p = (frame * 2 + row) * 2 + column, the channel of x that becomes k is, for `each` = 4 * frames * K / C, (p * K
+    + k) // each with `samples_first`, else (k * 4 * frames + p) // each.
+
+    Args:
+        x: [D, H, W, C].
+        out: [frames * D - drop, 2H, 2W, K], of the same type, channels next to each other; C divides 4 * frames * K.
+        frames: the frames that one becomes, 1 or 2.
+        drop: frames of the first one's that are left out.
+
+    Raises:
+        ValueError: other shapes.
     """
     d, h, w, c = x.shape
     f, rows, columns, k = out.shape

@@ -1,4 +1,4 @@
-"""The same by gathering channels, sample by sample."""
+"""The reference of duplicate: gather channels, sample by sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""norm_act: statistics -> coefficients -> one pass that writes the next convolution's buffer."""
+"""Dispatch of norm_act: statistics -> coefficients -> one pass that writes the next convolution's buffer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _kernels(x: Tensor, backend: str) -> Target | None:
 
 @observed
 def statistics(x: Tensor, groups: int, backend: str = "auto") -> Partials:
-    """Partial sums of [D, H, W, C] (unit channel stride), for where no convolution's epilogue made them.
+    """Return partial sums of [D, H, W, C] (unit channel stride), where no convolution's epilogue made them.
 
     Bands that start at multiples of STAT_ROWS rows concatenate to the frame's own sums.
     """
@@ -59,10 +59,13 @@ def statistics(x: Tensor, groups: int, backend: str = "auto") -> Partials:
 @observed
 def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = "auto",
                  health: Tensor | None = None) -> Tensor:
-    """Partial sums -> [D, 2, C] float32, y = x * [:, 0] + [:, 1]; `positions` is H * W of the whole frame.
+    """Turn partial sums into coefficients [D, 2, C] float32: y = x * [:, 0] + [:, 1].
 
-    Every block is summed in its fixed order in fp64, so neither launch nor band moves a bit. health: float32 [], NaN
-    from now on if a value was not finite, or too large for its square to be.
+    Every block is summed in its fixed order in fp64, so neither launch nor band moves a bit.
+
+    Args:
+        positions: H * W of the whole frame.
+        health: float32 [], set to NaN if a value was not finite, or too large for its square to be.
     """
     here = kernels_for(partials.data.device, backend)
     if here is None:
@@ -89,12 +92,19 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
              walk: tuple[int, int] = WALK, health: Tensor | None = None) -> None:
     """Normalise (or just copy, kind none) and write bordered frames.
 
-    x: [D, H, W, C], any strides. buffer: [slots, H + 2 * border, W + 2 * border, Cp] contiguous, Cp >= C (the rest is
-    zeroed), or the planes of a convolution in Winograd form, [slots, 4, H + 2, ceil(W / 2), Cp]; frame d goes to slot
-    (slot + d) mod slots. coefs: from `coefficients`; without them a group norm sums x itself first. first: the buffer
-    holds a band only, the bordered frame's rows from this one on. walk: another schedule for planes (checks and tuning
-    only). health: float32 [], NaN from now on if a value of x was not finite, which 8 bit would hide, or too large for
-    its norm to be; a group norm with `coefs` leaves that to them. Raises ValueError where shapes do not fit.
+    Args:
+        x: [D, H, W, C], any strides.
+        buffer: [slots, H + 2 * border, W + 2 * border, Cp] contiguous, Cp >= C (the rest is zeroed), or the planes of a
+            convolution in Winograd form, [slots, 4, H + 2, ceil(W / 2), Cp].
+        slot: frame d goes to slot (slot + d) mod slots.
+        coefs: from `coefficients`; without them a group norm sums x itself first.
+        first: the buffer holds a band only, the bordered frame's rows from this one on.
+        walk: another schedule for planes (checks and tuning only).
+        health: float32 [], set to NaN if a value of x was not finite, which 8 bit would hide, or too large for its norm
+            to be; a group norm with `coefs` has been checked in `coefficients`.
+
+    Raises:
+        ValueError: shapes do not fit.
     """
     d, h, w, c = x.shape
     if norm.kind not in _KINDS or store.border not in _BORDERS:

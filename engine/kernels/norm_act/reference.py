@@ -17,7 +17,7 @@ def statistics(x: Tensor, groups: int) -> Partials:
 
 
 def coefficients(partials: Partials, norm: Norm, positions: int, health: Tensor | None = None) -> Tensor:
-    """[D, 2, C] float32: y = x * c[:, 0] + c[:, 1]. `positions` is H * W of the whole frame."""
+    """Return coefficients c [D, 2, C] float32: y = x * c[:, 0] + c[:, 1]. `positions` is H * W of the whole frame."""
     note(health, partials.data)
     d, _, columns, _ = partials.data.shape
     channels = columns * partials.span
@@ -56,7 +56,7 @@ def apply(x: Tensor, norm: Norm, coefs: Tensor | None) -> Tensor:
 
 
 def write_planes(y: Tensor, target: Tensor, store: Store, fmt: Pixels | None) -> None:
-    """One bordered frame, as `planes_of` takes it, in float32 -> its planes [4, Hp, pairs, C]."""
+    """Write one bordered frame, in the form that `planes_of` takes, float32, as planes [4, Hp, pairs, C]."""
     dtype = target.dtype
     if fmt is not None:
         y, fmt = y * fmt.gain, quantiser(dtype, 1.0)
@@ -66,7 +66,8 @@ def write_planes(y: Tensor, target: Tensor, store: Store, fmt: Pixels | None) ->
 
 
 def _inside(first: int, end: int, size: int, border: str, device: torch.device) -> Tensor:
-    """Where the rows (or columns) [first, end) are copied from: those of the frame, 0..size - 1, from themselves."""
+    """Return the source of each row (or column) in [first, end): those of the frame, 0..size - 1, are their own
+    source."""
     at = torch.arange(first, end, device=device)
     return at.clamp(0, size - 1) if border == "replicate" else size - 1 - (size - 1 - at.abs()).abs()
 
@@ -75,11 +76,11 @@ def norm_act(
     x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, buffer: Tensor, slot: int, border: int, first: int,
     health: Tensor | None = None,
 ) -> None:
-    """See dispatch.norm_act; writes frame by frame so that the fp32 copies stay small."""
+    """Do the same as dispatch.norm_act, frame by frame so that the fp32 copies stay small."""
     c, w = x.shape[3], x.shape[2]
     rows, planes = buffer.shape[-3], buffer.dim() == 5
     beyond = w % 2 * planes  # a column that no output reads
-    # Image rows this band touches, and how much of its border lies outside the image.
+    # Image rows this band touches, and the part of its border outside the image.
     low, high = first - border, first + rows - border
     above, below = max(-low, 0), max(high - x.shape[1], 0)
     source = None

@@ -1,4 +1,4 @@
-"""What a normalisation is told, and the per-frame coefficients it applies."""
+"""Parameters of a normalisation, and the format in which its results are stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Norm:
-    """kind: group (statistics over positions), l2 (x / max(|x|, eps) * sqrt(C)), rms (x / sqrt(mean x^2 + eps)), none.
+    """A normalisation. kind: group (statistics over positions), l2 (x / max(|x|, eps) * sqrt(C)), rms (x / sqrt(mean
+    x^2 + eps)), none.
 
     weight, bias: [C] float32 or None. groups, per_chunk: for `group`; per_chunk pools all frames of the call.
     """
@@ -24,12 +25,12 @@ class Norm:
 
 @dataclass(frozen=True)
 class Store:
-    """How results are written: silu first; border zero, replicate or reflect; an 8-bit type holds
-    value / scale, or with `gain` ([C] float32) value * gain per channel.
+    """The format of stored results: silu first; border zero, replicate or reflect; an 8-bit type holds value / scale,
+    or with `gain` ([C] float32) value * gain per channel.
 
-    For planes: `rounded` makes them of the values as a plain buffer of their type holds them, so that making
-    them of such a buffer later (kind none, no silu, scale 1) gives the same bits; plain buffers for that are written
-    with `rounded`, too.
+    rounded: planes are made of the values as a plain buffer of their type holds them, so that making them of such a
+    buffer later (kind none, no silu, scale 1) gives the same bits; plain buffers for that are written with `rounded`,
+    too.
     """
 
     silu: bool = True

@@ -1,4 +1,4 @@
-"""Find out whether kernels really run on a GPU, by running one, and whether an error is theirs. Loading this imports no
+"""Find out by running one if kernels work on a GPU, and tell their errors from others. Loading this imports no
 Triton."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _tried: set[tuple[torch.device, str]] = set()
 
 
 def proven(device: torch.device, asked: str = AUTO) -> Target:
-    """Return the same as `target`, after a first kernel has run there: a way in which that fails is off, and the notes
+    """Return the result of `target` after a first kernel has run there: a way in which that fails is off, and the notes
     name the cause and the cure."""
     while (found := target(device, asked)).kernels and not works(device, found):
         pass
@@ -28,14 +28,15 @@ def proven(device: torch.device, asked: str = AUTO) -> Target:
 
 
 def works(device: torch.device, here: Target) -> bool:
-    """Return whether kernels run on a GPU the way that `here` says, after trying a first one; if not they are off."""
+    """Return True if kernels run on a GPU the way that `here` says, after trying a first one; if not, switch them
+    off."""
     place = _place(device)
     with _lock:
         if (place, here.way) not in _tried:
             try:
                 _run(place, here)
             except Exception as error:
-                if "out of memory" in str(error).lower():  # says nothing of the kernels: another time
+                if "out of memory" in str(error).lower():  # no verdict on the kernels: try again another time
                     return True
                 give_up(place, error, here.way)
             _tried.add((place, here.way))
@@ -43,7 +44,7 @@ def works(device: torch.device, here: Target) -> bool:
 
 
 def give_up(device: torch.device, error: Exception, way: str) -> None:
-    """After this error no kernel is launched this way on `device` any more."""
+    """Launch no kernel this way on `device` any more, after this error."""
     if way == TRITON:
         switch_off(_place(device), way, f"Triton fails here ({named(error)}). {cure()}")
     else:
@@ -51,8 +52,8 @@ def give_up(device: torch.device, error: Exception, way: str) -> None:
 
 
 def from_kernels(error: BaseException) -> bool:
-    """Return whether launching kernels raised it: Triton while compiling or loading, or the prebuilt ones' driver or
-    files."""
+    """Return True if launching kernels raised the error: Triton while compiling or loading, or the prebuilt kernels'
+    driver or files."""
     if isinstance(error, (PrebuiltError, SetError)):
         return True
     trace = error.__traceback__

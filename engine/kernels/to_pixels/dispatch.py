@@ -1,4 +1,4 @@
-"""to_pixels: the last 3x3x3 convolution, stored as finished pixels."""
+"""Dispatch of to_pixels: the last 3x3x3 convolution, stored as finished pixels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_OUTPUTS = 3
 
 
 def columns_weight(weight: Weight) -> Tensor:
-    """Packed conv weight [K, kt * 9 * C] -> [blocks * 32, C]: rows (y, x, k) of each temporal tap; four blocks where
+    """Repack a conv weight [K, kt * 9 * C] as [blocks * 32, C]: rows (y, x, k) of each temporal tap; four blocks where
     there are three taps, since tiles are powers of two."""
     k, (kt, _, _) = weight.out_channels, weight.kernel
     rows = weight.data.view(k, kt, 9, weight.channels).permute(1, 2, 0, 3).reshape(kt, 9 * k, weight.channels)
@@ -39,11 +39,17 @@ def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: P
               health: Tensor | None = None) -> None:
     """Convolve bordered frames and store pixels.
 
-    x: [slots, H + 2, W + 2, C] fp16 or bf16, read from slot `start` on as conv3d does; weight: kernel
-    (3|1, 3, 3); bias [K] float32; out: [D, H, W, K] in float32, float16 or uint8, unit channel stride.
-    packed: `columns_weight(weight)`, kept by callers that run more than once. scratch: float32, as many as
-    `scratch_floats` says; allocated where there is none. health: float32 [], NaN from now on if a value was not finite
-    before it was clamped. Raises ValueError for other shapes.
+    Args:
+        x: [slots, H + 2, W + 2, C] fp16 or bf16, read from slot `start` on as conv3d does.
+        weight: kernel (3|1, 3, 3).
+        bias: [K] float32.
+        out: [D, H, W, K] in float32, float16 or uint8, unit channel stride.
+        packed: `columns_weight(weight)`, kept by callers that run more than once.
+        scratch: float32, `scratch_floats` of it; allocated where there is none.
+        health: float32 [], set to NaN if a value was not finite before it was clamped.
+
+    Raises:
+        ValueError: other shapes.
     """
     d, h, w, k = out.shape
     kt = weight.kernel[0]
@@ -67,7 +73,7 @@ def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: P
 
 
 def scratch_floats(frames: int, height: int, width: int, outputs: int) -> int:
-    """Partial products that one call keeps at once."""
+    """Return the number of partial products that one call keeps at once."""
     return frames * 9 * outputs * (min(_band(frames, height, width + 2, outputs), height) + 2) * (width + 2)
 
 

@@ -10,7 +10,7 @@ from ..conv3d import reference as conv
 
 def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, pixels: Pixels, start: int,
               health: Tensor | None = None) -> None:
-    """See dispatch.to_pixels; frame by frame, so that the fp32 copies stay small."""
+    """Do the same as dispatch.to_pixels, frame by frame, so that the fp32 copies stay small."""
     epilogue = Epilogue(bias=bias, pixels=pixels, health=health)
     for d in range(out.shape[0]):
         conv.conv3d(x, weight, out[d : d + 1], Geometry(), epilogue, (start + d) % x.shape[0])

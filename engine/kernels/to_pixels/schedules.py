@@ -12,7 +12,8 @@ SCRATCH_BYTES = 96 * 2**20
 
 
 def pick(target: Target, channels: int, kt: int) -> Schedule:
-    """128 columns (32 for a kernel without taps in time) of fp32 products live beside two 32-column accumulators."""
+    """Return the schedule: 128 columns (32 for a kernel with one tap in time) of fp32 products live in registers with
+    two 32-column accumulators."""
     width = 128 if kt == 3 else 32
     if target.shared_kib > 128:
         # One step per frame: the weights stay resident. Not on sm_100, whose registers would spill around them.

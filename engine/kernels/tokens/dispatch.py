@@ -1,8 +1,9 @@
-"""Passes over tokens: kernels where there are some, else torch. All take contiguous rows [R, D], and what they make of
-a row does not depend on the others.
+"""Passes over tokens: kernels where there are some, else torch. All take contiguous rows [R, D], and the result of a
+row does not depend on the others.
 
-scales: float32 [R], where `out` is 8 bit wide: its rows are then divided by them. health is not looked for: what is not
-finite reaches the end, in 8 bit by way of its row's scale, which is then NaN, but for what attention makes of it.
+scales: float32 [R], where `out` is 8 bit wide: its rows are then divided by them. There is no health flag: a value that
+is not finite reaches the end, in 8 bit by way of its row's scale, which is then NaN. The exception is NaN in the
+results of attention, which `rounded` makes 0.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..observe import observed
 from ..targets import FP8, kernels_for, on_device
 from . import reference
 
-#: Largest number of an 8-bit type, which the largest value of a row becomes.
+#: The largest number of an 8-bit type; the largest value of a row is scaled to it.
 LIMITS = {FP8: 448.0, torch.int8: 127.0}
 #: Columns of one program, where it needs no sum over its row.
 COLUMNS = 1024
@@ -26,8 +27,8 @@ def normalised(
     x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None = None, *, y: Tensor | None = None,
     scale: Tensor | None = None, backend: str = "auto",
 ) -> None:  # fmt: skip
-    """x, to which first y * scale [D] is added in place where they are given, over the root of its mean square plus
-    eps, times weight [D], into out."""
+    """Normalise x: divide by the root of its mean square plus eps, multiply by weight [D], and write into out. y,
+    scale: first add y * scale [D] to x in place."""
     limit = _limit(out, scales)
     here = kernels_for(x.device, backend)
     if here is None:
@@ -42,9 +43,13 @@ def normalised(
 
 @observed
 def rotated(qkv: Tensor, turns: Tensor, head: int, eps: float, *, backend: str = "auto") -> None:
-    """qkv [R, heads * 3 * head] (of each head its query, key and value) in place: queries and keys over the root of
-    their mean square plus eps, then rotated by turns [S, 2, half] (cosines, sines; row r has those of r % S): channels
-    i and half + i of each."""
+    """Normalise and rotate queries and keys in place.
+
+    Args:
+        qkv: [R, heads * 3 * head], of each head its query, key and value. Queries and keys are divided by the root of
+            their mean square plus eps, then channels i and half + i of each are rotated.
+        turns: [S, 2, half], cosines and sines; row r takes those of r % S.
+    """
     here = kernels_for(qkv.device, backend)
     if here is None:
         reference.rotated(qkv, turns, head, eps)
@@ -59,7 +64,7 @@ def rotated(qkv: Tensor, turns: Tensor, head: int, eps: float, *, backend: str =
 
 @observed
 def gated(x: Tensor, out: Tensor, scales: Tensor | None = None, *, backend: str = "auto") -> None:
-    """x [R, 2 D] -> out [R, D]: SiLU of its first half (0 for -inf) times its second."""
+    """Write SiLU of x's first half (0 for -inf) times its second half: x [R, 2 D] -> out [R, D]."""
     limit = _limit(out, scales)
     here = kernels_for(x.device, backend)
     if here is None:
@@ -75,7 +80,7 @@ def gated(x: Tensor, out: Tensor, scales: Tensor | None = None, *, backend: str 
 
 @observed
 def rounded(x: Tensor, out: Tensor, scales: Tensor | None = None, *, backend: str = "auto") -> None:
-    """x with 0 for NaN, into out."""
+    """Write x with 0 for NaN into out."""
     limit = _limit(out, scales)
     here = kernels_for(x.device, backend)
     if here is None:
@@ -91,7 +96,7 @@ def rounded(x: Tensor, out: Tensor, scales: Tensor | None = None, *, backend: st
 def summed(
     sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor, *, backend: str = "auto"
 ) -> None:
-    """int32 sums [R, D] times rows [R] and columns [D], plus bias [D], into out."""
+    """Write int32 sums [R, D] times rows [R] and columns [D], plus bias [D], into out."""
     here = kernels_for(sums.device, backend)
     if here is None:
         reference.summed(sums, rows, columns, bias, out)
@@ -104,14 +109,15 @@ def summed(
 
 
 def _limit(out: Tensor, scales: Tensor | None) -> float:
-    """Raises ValueError where scales are missing, or there are some that nothing needs."""
+    """Return the largest number of an 8-bit `out`, else 0. Raises ValueError where scales are missing, or given but not
+    needed."""
     if (out.dtype in LIMITS) != (scales is not None):
         raise ValueError(f"{out.dtype} rows {'need' if scales is None else 'have no'} scales")
     return LIMITS.get(out.dtype, 0.0)
 
 
 def _block(columns: int) -> dict[str, int]:
-    """Of a program that has a whole row."""
+    """Return the block of a program that has a whole row."""
     block = _power(columns)
     return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
 

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-#: Of a row of zeros.
+#: The scale of a row of zeros.
 LEAST_SCALE = 1e-12
 
 
 def store(values: Tensor, out: Tensor, scales: Tensor | None, limit: float) -> None:
-    """fp32 [R, D] into `out`; in 8 bit so that a row's largest becomes `limit`, with its scale into `scales` [R]: NaN
-    where a value is not finite."""
+    """Store fp32 [R, D] into `out`; in 8 bit so that a row's largest becomes `limit`, with its scale into `scales` [R]:
+    NaN where a value is not finite."""
     if scales is None:
         out.copy_(values)
         return

@@ -29,17 +29,18 @@ _STILL = ((((0, 0), (1, 0), (2, 0)),),)
 
 @dataclass(frozen=True)
 class Composed:
-    """weight: rows [sets * phases * K, taps * C]; bias: [sets * phases, 4, K] float32, the value inside and its
-    increments on the border row, the border column and the corner (the shuffled frame is zero-padded after the
-    expansion's bias, so taps outside lose that bias)."""
+    """Composed weights. weight: rows [sets * phases * K, taps * C]; bias: [sets * phases, 4, K] float32, the value
+    inside and its increments on the border row, the border column and the corner (the shuffled frame is zero-padded
+    after the expansion's bias, so taps outside lose that bias)."""
 
     weight: Weight
     bias: Tensor
 
 
 def compose(expand: Tensor, expand_bias: Tensor, conv: Tensor, conv_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """expand [4 * z * C, C, 1, 1, 1], conv [K, C, 3, 3, 3] -> kernels [sets, phases, K, kt, 2, 2, C] and bias table
-    [sets, phases, 4, K], in the dtype given. Phases in the expansion's own order, (row * 2 + column) * z + frame."""
+    """Compose expand [4 * z * C, C, 1, 1, 1] and conv [K, C, 3, 3, 3] into kernels [sets, phases, K, kt, 2, 2, C] and a
+    bias table [sets, phases, 4, K], in the dtype given. Phases are in the expansion's own order, (row * 2 + column) * z
+    + frame."""
     k, c = conv.shape[:2]
     z = expand.shape[0] // (4 * c)
     source, shuffled_bias = expand.view(2, 2, z, c, c), expand_bias.view(2, 2, z, c)
@@ -62,7 +63,7 @@ def compose(expand: Tensor, expand_bias: Tensor, conv: Tensor, conv_bias: Tensor
 
 
 def _in_time(z: int) -> Tensor:
-    """1 where an input tap's sub-frame is what a tap in time of the convolution reads, else 0: [fold, phase, input tap,
+    """Return 1 where a convolution's tap in time reads an input tap's sub-frame, else 0: [fold, phase, input tap,
     sub-frame, tap]."""
     plans = _TEMPORAL if z == 2 else _STILL
     taken = torch.zeros(len(plans), z, 2 if z == 2 else 3, z, 3)
@@ -74,8 +75,8 @@ def _in_time(z: int) -> Tensor:
 
 
 def _in_space() -> Tensor:
-    """The same along rows or columns, and with -1 for the tap that is outside where the output is at that border:
-    [inside or border, phase, input tap, sub-sample, tap]."""
+    """Return the same along rows or columns, and with -1 for the tap that is outside where the output is at that
+    border: [inside or border, phase, input tap, sub-sample, tap]."""
     taken = torch.zeros(2, 2, 2, 2, 3)
     for phase, tap in itertools.product(range(2), range(3)):
         at, s = divmod(phase - 1 + tap, 2)

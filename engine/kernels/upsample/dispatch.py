@@ -1,4 +1,5 @@
-"""upsample: the composed phase kernels, run by the convolution (which falls back to its reference by itself)."""
+"""Dispatch of upsample: the composed phase kernels, run by the convolution (which falls back to its reference by
+itself)."""
 
 from __future__ import annotations
 
@@ -15,10 +16,13 @@ def upsample(x: Tensor, composed: Composed, out: Tensor, *, first: int, groups: 
              backend: str = "auto") -> Partials | None:
     """Double rows and columns, and frames too where the weights are temporal.
 
-    x: zero-bordered [slots, H + 2, W + 2, C]; one frame of history where time doubles, else two (copies of the first
-    frame when a clip starts). out: [F, 2H, 2W, K]: F = D where time stays, 2D, or 2D - 1 in the call that holds the
-    clip's first frame (first == 0). first: index of x's first new frame within the clip. For a band of rows,
-    `geometry` names its place in the frame, since the bias differs at the frame's own edges.
+    Args:
+        x: zero-bordered [slots, H + 2, W + 2, C]; one frame of history where time doubles, else two (copies of the
+            first frame when a clip starts).
+        out: [F, 2H, 2W, K]: F = D where time stays, 2D, or 2D - 1 in the call that holds the clip's first frame (first
+            == 0).
+        first: index of x's first new frame within the clip.
+        geometry: for a band of rows its place in the frame, since the bias differs at the frame's own edges.
     """
     epilogue = Epilogue(bias=composed.bias, groups=groups, scale=scale, half_accumulate=half_accumulate)
     return conv3d(x, composed.weight, out, geometry=geometry, epilogue=epilogue, start=start, first=first,

@@ -19,13 +19,13 @@ from ..precision import exact_math
 
 #: [phase, tap on the small frame, tap on the doubled one]
 _FOLD = (((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)), ((1.0, 1.0, 0.0), (0.0, 0.0, 1.0)))
-#: The same in time.
+#: The same for time.
 _LATE = (_FOLD[1], _FOLD[0])
 
 
 def compose_nearest(conv: Tensor, temporal: bool = False) -> Tensor:
-    """conv [K, C, kt, 3, 3] -> [4 * z * K, C, kt', 2, 2] in its type, phases (row, column, frame) outermost: z and kt'
-    are 2 where frames double too (and kt is 3), else 1 and kt."""
+    """Compose conv [K, C, kt, 3, 3] into [4 * z * K, C, kt', 2, 2] in its type, phases (row, column, frame) outermost:
+    z and kt' are 2 where frames double too (and kt is 3), else 1 and kt."""
     fold = conv.new_tensor(_FOLD)
     late = conv.new_tensor(_LATE) if temporal else torch.eye(conv.shape[2]).to(conv)[None]
     with exact_math(conv.device):
@@ -36,8 +36,8 @@ def compose_nearest(conv: Tensor, temporal: bool = False) -> Tensor:
 def pack_nearest(
     conv: Tensor, bias: Tensor, dtype: torch.dtype, balance: Balance | None = None, temporal: bool = False
 ) -> tuple[Weight, Tensor]:
-    """Compose in fp32 and round once into `dtype`; the weight and its bias, for each phase, in float32. balance: scales
-    of the input channels, as for `pack_weight`."""
+    """Compose in fp32 and round once into `dtype`; return the weight and its bias for each phase, in float32. balance:
+    scales of the input channels, as for `pack_weight`."""
     z, kernels = 2 if temporal else 1, compose_nearest(conv.float(), temporal)
     weight = pack_weight(kernels, dtype, (z, 2, 2), balance=balance)
     return replace(weight, shifted=True, folded=int(temporal)), bias.float().repeat(4 * z)

@@ -1,4 +1,5 @@
-"""The plain pair the composed kernels replace, on channels-last frames, in the precision of its input."""
+"""The plain pair of layers that the composed kernels replace, on channels-last frames, in the precision of its
+input."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from torch import Tensor
 
 
 def plain_pair(x: Tensor, expand: Tensor, expand_bias: Tensor, conv: Tensor, conv_bias: Tensor) -> Tensor:
-    """A clip's [T, H, W, C] from its start -> [z * T - (z - 1), 2H, 2W, K]: expansion, shuffle, causal 3x3x3 conv."""
+    """Run expansion, shuffle and causal 3x3x3 conv on a clip from its start: [T, H, W, C] -> [z * T - (z - 1), 2H, 2W,
+    K]."""
     t, h, w, c = x.shape
     z = expand.shape[0] // (4 * c)
     u = F.linear(x, expand.flatten(1), expand_bias).view(t, h, w, 2, 2, z, c)

@@ -22,7 +22,8 @@ from .schedules import pick
 
 def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int, here: Target,
            schedule: Schedule | None = None) -> Partials | None:
-    """As the direct form's, of a buffer of planes [slots, 4, H + 2, pairs, C]; phase by phase."""
+    """Run the kernel, as the direct form's `launch` does, on a buffer of planes [slots, 4, H + 2, pairs, C]; phase by
+    phase."""
     if weight.phases != (1, 1, 1):
         (pt, py, px), k = weight.phases, weight.out_channels
         for number, (iy, ix, it) in enumerate(product(range(py), range(px), range(pt))):
@@ -40,7 +41,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     s = s or pick(here, x.dtype, c, k, (rows, w), epilogue.groups > 0)
     if not x.is_meta and out.data_ptr() == x.data_ptr():
         raise ValueError("conv3d in Winograd form cannot overwrite its input")
-    # Without sums nothing ties a tile to a band, and one block for the plane wastes least.
+    # Without sums tiles need not align with bands, and one block for the plane wastes least.
     block = ROW_BLOCK if epilogue.groups else h
     full, rest = divmod(h, block)
     block_tiles = -(-block * pairs // s.positions)

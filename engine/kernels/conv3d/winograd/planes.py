@@ -24,24 +24,25 @@ _FINEST = 0.25
 
 
 def pairs_of(width: int) -> int:
-    """Columns of a plane."""
+    """Return the columns of a plane."""
     return -(-width // 2)
 
 
 def buffer_shape(height: int, width: int, channels: int) -> tuple[int, int, int, int]:
-    """One frame of planes: [4, H + 2, ceil(W / 2), C]. The column borders are in the planes already."""
+    """Return the shape of one frame of planes: [4, H + 2, ceil(W / 2), C]. The column borders are in the planes
+    already."""
     return PLANES, height + 2, pairs_of(width), channels
 
 
 def planes_of(frame: Tensor) -> Tensor:
-    """[..., 2 * pairs + 2, C] with border columns on both sides -> [4, ..., pairs, C], in its type."""
+    """Turn [..., 2 * pairs + 2, C] with border columns on both sides into planes [4, ..., pairs, C], in its type."""
     even, odd = frame[..., 0::2, :], frame[..., 1::2, :]
     d0, d1, d2, d3 = even[..., :-1, :], odd[..., :-1, :], even[..., 1:, :], odd[..., 1:, :]
     return torch.stack((d0 - d2, (d1 + d2) * 0.5, d2 - d1, d3 - d1))
 
 
 def combined(sums: list[Tensor], mix: Tensor | None, width: int) -> Tensor:
-    """The planes' sums [D, H, P, K] -> outputs [D, H, W, K], in units of the first and last plane."""
+    """Turn the planes' sums [D, H, P, K] into outputs [D, H, W, K], in units of the first and last plane."""
     m0, m1, m2, m3 = sums
     if mix is not None:
         m1, m2 = m1 * mix[0], m2 * mix[1]
@@ -50,12 +51,16 @@ def combined(sums: list[Tensor], mix: Tensor | None, width: int) -> Tensor:
 
 def pack_planes(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int] = (1, 1, 1), early: bool = False,
                 balance: Balance | None = None) -> Weight:
-    """Conv weight [N, C, kt, kh, 3] (N = phases * K) -> Weight for buffers of planes. Computed in float32 and rounded
+    """Pack a conv weight [N, C, kt, kh, 3] (N = phases * K) for buffers of planes, computed in float32 and rounded
     once.
 
-    phases: as for `pack_weight`; the planes of one lie behind those of another, and each is computed by itself.
-    early, balance: as there. fp8 rows have one scale for all planes; int8 rows one for planes 0 and 3, and
-    `mix` says what those of planes 1 and 2 are in it.
+    fp8 rows have one scale for all planes; int8 rows one for planes 0 and 3, and `mix` has the scales of planes 1 and 2
+    in units of it.
+
+    Args:
+        phases: as for `pack_weight`; the planes of one phase lie after those of another, and each is computed by
+            itself.
+        early, balance: as for `pack_weight`.
     """
     n, c, kt, kh, kw = weight.shape
     if kw != 3:
@@ -82,8 +87,8 @@ def pack_planes(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int]
 
 
 def _quantise(rows: Tensor, dtype: torch.dtype, channels: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """[4, K, taps * channels] float32 -> data [4 * K, taps * channels], scale [K], and for int8 the scales of planes 1
-    and 2, as parts of that of planes 0 and 3 [2, K]."""
+    """Quantise [4, K, taps * channels] float32; return data [4 * K, taps * channels], scale [K], and for int8 the
+    scales of planes 1 and 2, as parts of that of planes 0 and 3 [2, K]."""
     planes, k, depth = rows.shape
     if dtype != torch.int8:
         data, scale = quantise_rows(rows.transpose(0, 1).reshape(k, -1), dtype, channels)

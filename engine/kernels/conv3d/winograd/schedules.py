@@ -20,7 +20,7 @@ SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
         (_HALF, "plane"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=1, group=8),
         # Measured in fp16: 0.243 ms, and 0.293 of 64 x 128 with four warps.
         (_HALF, "small plane"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=1),
-        # Sums of a norm beside so many accumulators would spill.
+        # Sums of a norm with so many accumulators would spill.
         (_HALF, "wider"): Schedule(positions=64, columns=128, depth=64, warps=4, stages=3, slices=4, group=8, tail=64),
         (_HALF, "wider with sums"): Schedule(positions=128, columns=64, depth=64, warps=8, stages=3, slices=1, group=8,
                                              tail=32),
@@ -58,8 +58,8 @@ WIDTH, WIDER = 128, 192
 
 
 def takes(dtype: torch.dtype, channels: int, out_channels: int) -> bool:
-    """Whether a layer is in Winograd form where that is switched on. It depends on its widths and the type of its
-    operands only: the same on any device, for any frame and chunk."""
+    """Return True if a layer has the Winograd form where that is switched on. It depends on its widths and the type of
+    its operands only: the same on any device, for any frame and chunk."""
     widths = (WIDTH,) if dtype in TYPES else (WIDTH, WIDER)
     known = dtype in (torch.float16, torch.bfloat16, *TYPES)
     return known and any(channels >= width and out_channels % width == 0 for width in widths)
@@ -67,8 +67,8 @@ def takes(dtype: torch.dtype, channels: int, out_channels: int) -> bool:
 
 def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int],
          sums: bool = True) -> Schedule:
-    """The one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `sums`:
-    whether it makes those of a norm."""
+    """Return the one schedule for a layer: `channels` as padded in the buffer, `frame` the full frame's (H, W), `sums`:
+    it makes the sums of a norm."""
     table = of_generation(SCHEDULES, target.sm)
     kinds = ["small plane" if frame[0] * frame[1] < SMALL_PLANE else "plane"]
     size = _BYTE if dtype in TYPES else _HALF
