@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         demo_vae_path,
         load,
         read_checkpoint,
+        read_video,
+        write_mp4,
     )
 
 __version__ = "0.1.0"
@@ -37,6 +39,8 @@ __all__ = [
     "demo_vae_path",
     "load",
     "read_checkpoint",
+    "read_video",
+    "write_mp4",
 ]
 
 
@@ -45,6 +49,11 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(engine, name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for `dir` and for completion."""
+    return sorted([*__all__, "__version__"])
 
 
 def comfy_entrypoint() -> object:

@@ -13,6 +13,8 @@ from .errors import Cancelled, CheckpointError, InputError, PlanError, ZeroWaste
 
 if TYPE_CHECKING:
     from .files.checkpoint import Checkpoint, read_checkpoint
+    from .files.media import read_video
+    from .files.mp4 import write_mp4
     from .loader import demo_vae_path, load
     from .vae import VideoVAE
 
@@ -22,6 +24,8 @@ _HOMES = {
     "demo_vae_path": ".loader",
     "load": ".loader",
     "read_checkpoint": ".files.checkpoint",
+    "read_video": ".files.media",
+    "write_mp4": ".files.mp4",
 }
 
 __all__ = [
@@ -35,6 +39,8 @@ __all__ = [
     "demo_vae_path",
     "load",
     "read_checkpoint",
+    "read_video",
+    "write_mp4",
 ]
 
 

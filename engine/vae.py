@@ -20,6 +20,7 @@ from .devices.several import Devices
 from .devices.spread import Told
 from .documented import DocumentedMethods
 from .errors import InputError
+from .face import Face
 from .network.stream import frame_spans
 from .request import Request, check_dense, check_frame, check_latent, check_out, check_part, check_seed, check_video
 from .run.noise import noised
@@ -33,7 +34,7 @@ from .video import StreamVideo, TensorVideo
 BLOCK = 16
 
 
-class VideoVAE(Core, DocumentedMethods):
+class VideoVAE(Face, Core, DocumentedMethods):
     """A loaded VAE of videos or pictures.
 
     Latents of `decode` and `encode` are host-scaled (the network's times `scale`), those of the `_raw` pair are the

@@ -90,6 +90,11 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & set(heavy) - bef
     assert done.stdout.strip() == "[]"
 
 
+def test_dir_shows_public_names_alone():
+    assert dir(zerowaste_vae) == sorted([*zerowaste_vae.__all__, "__version__"])
+    assert {"read_video", "write_mp4", "load", "VideoVAE"} < set(dir(zerowaste_vae))
+
+
 def test_public_names_exist():
     for name in zerowaste_vae.__all__:
         assert getattr(zerowaste_vae, name) is getattr(zerowaste_vae.engine, name)
