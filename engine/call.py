@@ -44,7 +44,8 @@ def decode(
     size: tuple[int, int, int, int], on_plan: OnPlan | None = None, made: Plan | None = None, seed: int | None = None,
     policy: Policy | None = None,
 ) -> Iterator[Finished]:  # fmt: skip
-    """Decode latents to the wanted frames of every clip, into `results`; yield what `results` hands on.
+    """Decode latents to the wanted frames of every clip, into `results`; yield the finished ones that `results` passes
+    on.
 
     Args:
         z: latents in the form that `Core.inside` returns.
@@ -81,8 +82,8 @@ def encode(
     core: Core, video: TensorVideo | StreamVideo, request: Request, tick: Ticker, results: Results, wanted: range,
     on_plan: OnPlan | None = None, made: Plan | None = None, policy: Policy | None = None,
 ) -> Iterator[Finished]:  # fmt: skip
-    """Encode frames to the wanted moments [n, h, w, 2C] of every clip, into `results`; yield what `results` hands on.
-    made, policy: as in `decode`."""
+    """Encode frames to the wanted moments [n, h, w, 2C] of every clip, into `results`; yield the finished ones that
+    `results` passes on. made, policy: as in `decode`."""
     report = core._begin("encode", video.size)
     s, t, program, own = core.architecture.spatial, core.temporal, core.model.encoder.program, core.architecture.own
     guard = Guard(tick, core.device, report.events, core.asks())
@@ -245,7 +246,7 @@ def _leaner(vae: Core, plan: Callable[[Core, int], Plan], failed: Plan) -> Plan 
 
 
 def describe(vae: Core, report: Report, plan: Plan) -> None:
-    """Fill in what the report says of a run before it starts."""
+    """Fill in the report of a run before it starts."""
     half = f"{report.operation}r"
     layout = "NDHWC" if plan.fused else vae._plain.layout
     if layout == "NDHWC":
@@ -284,7 +285,7 @@ def _describe_operands(vae: Core, report: Report) -> None:
 
 
 def _describe_graphs(vae: Core, report: Report, plan: Plan) -> None:
-    """Fill in what the report says of CUDA graphs after a run."""
+    """Fill in the report's part on CUDA graphs after a run."""
     layers = plan.own is not None and plan.own.layers
     runs = vae._tiled.runs if layers else vae._fused.runs
     if not (layers or (plan.fused and plan.own is None)) or "cuda_graphs" in dict(report.off):

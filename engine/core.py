@@ -304,7 +304,7 @@ class Core(Following):
             other._identify()
             other._use(self._options)
             timed = self._timed = timestep, other
-        return timed[1]  # another thread may have asked for another one by now
+        return timed[1]  # another thread may have replaced `_timed` by now
 
     # -- calls --------------------------------------------------------------------------------------------------------
 

@@ -147,6 +147,7 @@ class FusedHalf:
         self._reader = StagedReader(device, self.ahead)
 
     def whole(self, clips: Clips) -> FusedPass:
+        """Return the pass over clips in whole frames."""
         network, plan, steps = self._network, clips.plan, clips.plan.steps
         parking = plan.parking and replace(plan.parking, prefetch=self.ahead)
         size, ends = (steps.latents, clips.height, clips.width, steps.frames), {}
@@ -186,6 +187,7 @@ class FusedHalf:
         )  # fmt: skip
 
     def low(self, clips: Clips) -> FusedPass:
+        """Return the pass through a decoder's first part, before its tiles, in whole frames and without graphs."""
         self._runs.no_graphs = why_none(self._graphs, clips.plan, self._runs.rate)
         network, steps = self._network, clips.plan.steps
         whole = clips.latents if network.gathers else steps.latents
@@ -202,6 +204,7 @@ class FusedHalf:
         return FusedPass(network, clips, alone, self._latents, step, steps=front, before=before)
 
     def tile(self, clips: Clips) -> FusedPass:
+        """Return the pass through a decoder's part in blended tiles, without graphs."""
         grid, steps, network = clips.plan.grid, clips.plan.steps, self._network
         run = network.plan_tile(steps.latents, grid.rows.size, grid.cols.size, steps.frames, self._device)
 

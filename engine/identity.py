@@ -1,4 +1,4 @@
-"""The identity of a model's weights: detects changes, and decides what of the packed weights is kept on disk."""
+"""The identity of a model's weights: detects changes, and decides if packed weights are kept on disk."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ class TensorVideo:
         return self if self._still else TensorVideo(self._video[clips])  # pictures are frames of one clip
 
     def frames(self, clip: int, first: int, end: int) -> Tensor:
+        """Return frames [first, end) of a clip, [n, H, W, C]."""
         return self._video[clip, first:end]
 
     def sample(self) -> Tensor:
@@ -131,6 +132,7 @@ class StreamVideo:
                 self._first += len(self._pieces.popleft())
 
     def frames(self, clip: int, first: int, end: int) -> Tensor:
+        """Return frames [first, end) that have been taken and not released, [n, H, W, C]."""
         with self._changing:
             parts, at, pieces = [], self._first, list(self._pieces)
         for piece in pieces:
@@ -141,6 +143,7 @@ class StreamVideo:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def sample(self) -> Tensor:
+        """Return the frames that calibration takes samples from: those taken so far and not released."""
         return torch.cat(list(self._pieces))
 
 

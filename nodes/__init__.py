@@ -1,1 +1,1 @@
-"""ComfyUI nodes. Only host.py and what builds on it need ComfyUI; frames.py, saving.py and settings.py do not."""
+"""ComfyUI nodes. host.py and the files that import it need ComfyUI; frames.py, saving.py and settings.py do not."""

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def decodes() -> None:
-    """Draw time and memory of decodes beside ComfyUI's own, as bars."""
+    """Draw time and memory of decodes next to ComfyUI's own, as bars."""
     recorded = read("decodes")
     rows = recorded["rows"][::-1]
     figure, (times, memory) = plt.subplots(1, 2, figsize=(10, 4.4), sharey=True, layout="constrained")

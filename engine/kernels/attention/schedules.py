@@ -46,7 +46,7 @@ SCRATCH_BYTES = 128 * 2**20
 FILLING, CLIP_BYTES = 132 * 128 * 128, 2**30
 # Fewest key tiles of a part of the second product.
 PART_TILES = 64
-# Rows and key tiles per step of the merge, and both where blocks have many tiles, and so few rows.
+# Rows and key tiles per step of the merge; LONG_MERGE is for blocks of LONG or more tiles, which have few rows.
 MERGE, LONG_MERGE, LONG = (32, 32), (8, 128), 256
 # Rows and columns of a program that adds the parts.
 GATHER = (8, 256)

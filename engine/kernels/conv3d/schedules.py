@@ -52,10 +52,10 @@ _HALF, _BYTE = "16 bit", "8 bit"
 TYPES = {FP8: "fp8", torch.int8: "int8"}
 #: Operands of 16 bit whose products are summed in fp16.
 SUMS = "fp16 sums"
-# Products fed from registers (mma.sync), shared memory of 99 KiB: tiles of 64 x 64 for each warp read least of it. What
-# sm_80 to 89 and 120 have in common; halves of an epilogue spill in some layers. Above some, ms and those of
-# 128 x 128 x 32 (in 8 bit 64) with eight warps, of one shape in the form of sm_120 and of sm_89 on an H200, no more
-# blocks on a processor than 100 KiB hold.
+# The rows that sm_80 to 89 and 120 have in common: products fed from registers (mma.sync), shared memory of 99 KiB.
+# Tiles of 64 x 64 for each warp read least of it; halves of an epilogue spill in some layers. Comments give the ms of
+# a row and those of 128 x 128 x 32 (in 8 bit 64) with eight warps, of one shape in the form of sm_120 and of sm_89 on
+# an H200, with no more blocks on a processor than 100 KiB hold.
 _MMA: dict[Layer, Schedule] = {
     # 128: 1.02, 1.14 and 1.11, 1.28
     Layer(_HALF, "narrow"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4),
@@ -113,7 +113,7 @@ SCHEDULES: dict[int, dict[Layer, Schedule]] = {
         Layer(_BYTE, "small plane"): Schedule(positions=64, columns=256, depth=128, warps=4, stages=4),
         Layer(_BYTE, "time phases"): Schedule(positions=128, columns=128, depth=128, warps=4, stages=3, group=64),
         Layer(_BYTE, "space phases"): Schedule(positions=128, columns=128, depth=128, warps=4, stages=3, group=64),
-        # Wan's widths at 1280x720. Above some: ms, and those of the tile that the kinds above would give.
+        # Wan's widths at 1280x720. Comments give a row's ms, and those of the tile that the kinds above would give.
         # Strides leave no registers for larger slices.
         Layer(_HALF, "", 160): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, slices=4, tail=32),
         Layer("fp8", "", 96): Schedule(positions=128, columns=64, depth=128, warps=4, stages=4, tail=32),

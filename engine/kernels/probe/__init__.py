@@ -1,4 +1,4 @@
-"""Probe of the kernels: a first one is tried on the GPU, and errors of later ones are told apart from others."""
+"""Probe of the kernels: try a first one on the GPU, and recognise errors of later ones."""
 
 from .dispatch import from_kernels, give_up, proven, works
 

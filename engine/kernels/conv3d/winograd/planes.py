@@ -1,12 +1,12 @@
-"""The algebra: what inputs, weights and products become, and how weights are packed.
+"""Algebra of the Winograd form: the planes of inputs, weights and products, and the packing of weights.
 
 Outputs 2j and 2j + 1 of a row read inputs d0..d3 at 2j - 1 .. 2j + 2. With taps g0..g2 along x,
     inputs   v0 = d0 - d2    v1 = (d1 + d2) / 2    v2 = d2 - d1               v3 = d3 - d1
     weights  u0 = g0         u1 = g0 + g1 + g2     u2 = (g0 - g1 + g2) / 2    u3 = g2
     sums     m_p = sum of v_p * u_p over channels, rows and frames
     outputs  2j: m0 + m1 + m2      2j + 1: m1 - m2 + m3
-Four products make two outputs, instead of six. v1 is a mean, so that it fits where its inputs did; the differences of
-what SiLU gives do, too.
+Four products make two outputs, instead of six. v1 is a mean, so that it fits where its inputs did; so do the
+differences of SiLU's results.
 """
 
 from __future__ import annotations

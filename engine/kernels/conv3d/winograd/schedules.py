@@ -12,8 +12,8 @@ from ...targets import Target
 from ..schedules import SMALL_PLANE, TYPES, Schedule, fit, of_generation
 
 _HALF, _BYTE = "16 bit", "8 bit"
-# Two accumulators: a tile of 128 x 128 holds what one of 256 x 128 does in the direct form. Where sums are in registers
-# that products are fed from, too (sm_80 to 89, 120, int8 on 100), half of that is the most that does not spill.
+# Two accumulators: a tile of 128 x 128 holds as many sums as one of 256 x 128 in the direct form. Where sums share
+# registers with the operands (sm_80 to 89, 120, int8 on 100), half of that is the most that does not spill.
 SCHEDULES: dict[int, dict[tuple[str, str], Schedule]] = {
     90: {
         # The epilogue whole: fp16 of 128 to 512 channels takes 1 to 5 % less than in halves, fp8 1 to 2 %.
