@@ -36,7 +36,7 @@ class Outcome:
 def calibrate(
     vae: VideoVAE, source: str, video: Tensor | None, latent: Tensor | None, errors: bool, tick: Callable[[], None]
 ) -> Iterator[Outcome]:
-    """Measure a clip or a latent, one component (encoder or decoder) at a time; store each table in the VAE's store.
+    """Measure a clip or a latent, one component (encoder or decoder) at a time; store and yield each table.
 
     Args:
         source: the name of the clip or latent, for messages and the table.

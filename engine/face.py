@@ -1,4 +1,4 @@
-"""How a VAE object shows itself: in a terminal, to completion, and to pickle."""
+"""The outward face of a VAE object: its form in a terminal, for completion, and under copy and pickle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Face:
-    """What a loaded VAE answers to `repr`, `dir`, `copy` and `pickle`."""
+    """The answers of a loaded VAE to `repr`, `dir`, `copy` and `pickle`."""
 
     arch: str
     precision: str
