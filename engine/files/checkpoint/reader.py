@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import torch
 
-from ...archs import find_key_set, unwrapped
+from ...archs import detect, find_key_set, unwrapped
 from ...archs import native_names as to_native
 from . import dequantize, gguf_header, safetensors_file
 from .reading import Progress, ProgressCallback, failure, open_regular, read_into
@@ -43,13 +43,15 @@ def read_checkpoint(
 
     Any well-formed file is accepted. If it holds the keys of a known VAE, a container's prefix is stripped from the
     names, other models' tensors are left out and unread, and convolution shapes are restored. Tensors keep the stored
-    float type; block-quantised ones become float32, fp8 and int8 become float16. Memory: the result, and one tensor
-    more while 8 bit is converted. The file is read, not mapped.
+    float type; block-quantised ones become float32, fp8 without a scale float16, and ComfyUI's int8 and smaller forms
+    float16 in a network made for fp16, float32 in others. Memory: the result, and one tensor more while 8 bit is
+    converted. The file is read, not mapped.
 
     Args:
         native_names: replace the diffusers names of a network by its original ones.
         progress: called with (bytes done, bytes in all).
-        shapes_only: read only the header; tensors are float16 on the meta device, whatever the file's type.
+        shapes_only: read only the header; tensors are float16 on the meta device, whatever the file's type, quantised
+            ones in the shape they are stored in.
 
     Raises:
         CheckpointError: one line that starts with the path.
@@ -105,7 +107,10 @@ def _read_safetensors(
         tensors[name] = safetensors_file.read_tensor(file, stored[old], path)
         tick.add(stored[old].nbytes)
     fp8 = {name for old, name in names.items() if safetensors_file.DTYPES[stored[old].dtype] in safetensors_file.FP8}
-    return _finish(apply_scales(tensors, fp8, path, told_by(metadata, names)), dict(metadata), path)
+    architecture = detect(names.values())
+    # As ComfyUI computes with them. A network made for bf16 may need values that float16 does not hold.
+    dtype = torch.float16 if architecture is not None and architecture.native == "fp16" else torch.float32
+    return _finish(apply_scales(tensors, fp8, path, told_by(metadata, names), dtype), dict(metadata), path)
 
 
 def _shape(shape: tuple[int, ...]) -> torch.Tensor:

@@ -25,6 +25,7 @@ DTYPES: dict[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.uint8,  # torch 2.6 has no such type
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -88,8 +89,8 @@ def parse_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, str],
 
 
 def read_tensor(file: BinaryIO, entry: Entry, path: Path) -> torch.Tensor:
-    """Return the tensor in its stored type; fp8 becomes float16, which holds every fp8 value exactly. NaN and infinity
-    are refused."""
+    """Return the tensor in its stored type; fp8 becomes float16, and E8M0's powers of two float32, which hold every
+    value exactly. NaN and infinity are refused."""
     dtype = DTYPES.get(entry.dtype)
     if dtype is None:
         raise failure(path, f"tensor {entry.name} has the type {entry.dtype}, which is not supported")
@@ -99,8 +100,17 @@ def read_tensor(file: BinaryIO, entry: Entry, path: Path) -> torch.Tensor:
     tensor = raw.view(dtype).reshape(entry.shape)
     if dtype in FP8:
         tensor = tensor.to(torch.float16)
+    elif entry.dtype == "F8_E8M0":
+        tensor = power_of_two(tensor)
     check_finite(entry.name, tensor, path)
     return tensor
+
+
+def power_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """Return 2^(e - 127) in float32 of E8M0's bytes (uint8); 255 is NaN."""
+    powers = exponents.int() << 23
+    # The least of them is no normal number in float32.
+    return powers.masked_fill(exponents == 0, 1 << 22).masked_fill(exponents == 255, 0x7FC00000).view(torch.float32)
 
 
 def _span(offsets: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""Multiply 8-bit weights by the scales stored next to them, once; the scales are removed."""
+"""Make quantised weights floats with the scales stored next to them, once; the scales are removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
+from .forms import FORMS, PARTS, Stored
 from .reading import check_finite, failure
+from .safetensors_file import FP8
 
 # One of these is stored with `layer.weight`; activation scales and markers have no meaning for a float network.
 _WEIGHT_SCALES = ("scale_weight", "weight_scale")
@@ -17,10 +19,8 @@ _WEIGHT_SCALES = ("scale_weight", "weight_scale")
 _TOLD = "comfy_quant"
 _IGNORED = ("scale_input", "input_scale", _TOLD)
 _MARKER = "scaled_fp8"
-#: ComfyUI's name of int8 with one scale or one for each row, and the default number of columns in a rotated group.
-_INT8, _GROUP = "int8_tensorwise", 256
-
-
+#: ComfyUI's names of fp8 with one scale: bytes in their place are the same values.
+_FP8 = {str(kind).removeprefix("torch."): kind for kind in FP8}
 #: Endings of names next to or in place of a weight in other programs' formats: bitsandbytes, GPTQ and AWQ, Nunchaku,
 #: quanto, and ComfyUI's with scales of scales.
 _PACKED = (
@@ -48,42 +48,67 @@ def told_by(metadata: Mapping[str, object], names: Mapping[str, str]) -> dict[st
 
 def apply_scales(
     tensors: dict[str, torch.Tensor], fp8_names: Collection[str], path: Path,
-    told_of: Mapping[str, Mapping[str, object]] | None = None,
+    told_of: Mapping[str, Mapping[str, object]] | None = None, dtype: torch.dtype = torch.float32,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Multiply each scaled weight (per tensor or per output channel) in float32, in place of the stored one, and drop
-    the scales; return `tensors`. int8 weights become float16: half the memory, and a rounding far below their own.
+    """Replace each quantised weight by its values and drop what lies beside it; return `tensors`.
 
-    A scale next to any other type, except int8 in ComfyUI's layout, means a packed format that only looks like weights;
-    it is refused with CheckpointError.
+    fp8 weights are multiplied by their scale (per tensor or per output channel), in float32; those of ComfyUI's other
+    forms (`forms.py`) are computed in float32. A scale next to any other type means a packed format that only looks
+    like weights.
 
     Args:
         fp8_names: the tensors that were stored as fp8.
         told_of: the result of `told_by`, for weights without a description of their own.
+        dtype: the type of weights of ComfyUI's other forms.
+
+    Raises:
+        CheckpointError: a form that is not supported, or a damaged one; it names the weight.
     """
+    scaled = set(fp8_names)
+    for weight in [name for name in tensors if name.endswith(".weight")]:
+        layer = weight.removesuffix(".weight")
+        told = _told(tensors.get(f"{layer}.{_TOLD}"), weight, path) or (told_of or {}).get(weight, {})
+        form = str(told.get("format", ""))
+        if form in _FP8:
+            if tensors[weight].dtype == torch.uint8:
+                tensors[weight] = tensors[weight].view(_FP8[form]).half()
+                scaled.add(weight)
+        elif form in FORMS:
+            tensors[weight] = _dequantised(tensors, layer, form, told, path).to(dtype)
+            check_finite(weight, tensors[weight], path)
+            scaled.add(weight)
+        elif form:
+            raise failure(path, f"{weight} is in the form {form}, which is not supported ({', '.join([*_FP8, *FORMS])} "
+                                "and GGUF are): take the file in 8 or 16 bit")  # fmt: skip
     packed = next((name for name in tensors if name.endswith(_PACKED)), None)
     if packed is not None:
-        raise failure(path, f"{packed} is of a weight packed in a way that is not supported (fp8, ComfyUI's int8 "
-                            "and GGUF are): take the file in 16 bit")  # fmt: skip
-    scaled = set(fp8_names)
+        raise failure(path, f"{packed} is of a weight packed in a way that is not supported (fp8, ComfyUI's forms and "
+                            "GGUF are): take the file in 16 bit")  # fmt: skip
     for name in list(tensors):
         layer, _, leaf = name.rpartition(".")
         if leaf not in _WEIGHT_SCALES:
             continue
         weight = f"{layer}.weight"
-        told = _told(tensors.get(f"{layer}.{_TOLD}"), weight, path) or (told_of or {}).get(weight, {})
-        int8 = weight in tensors and tensors[weight].dtype == torch.int8 and told.get("format") == _INT8
-        if weight not in fp8_names and not int8:
-            raise failure(path, f"tensor {weight} is quantised in a way that is not supported (fp8, ComfyUI's int8 and "
-                                "GGUF are): take the file in 16 bit")  # fmt: skip
-        product = _scaled(tensors[weight], tensors.pop(name), weight, path)
-        tensors[weight] = _turned_back(product, told, weight, path).half() if int8 else product
+        if weight not in scaled:
+            raise failure(path, f"tensor {weight} is quantised in a way that is not supported (fp8, ComfyUI's forms "
+                                "and GGUF are): take the file in 16 bit")  # fmt: skip
+        tensors[weight] = _scaled(tensors[weight], tensors.pop(name), weight, path)
         check_finite(weight, tensors[weight], path)
-        scaled.add(weight)
     for name in list(tensors):
         layer, _, leaf = name.rpartition(".")
         if name == _MARKER or leaf == _MARKER or (leaf in _IGNORED and f"{layer}.weight" in scaled):
             del tensors[name]
     return tensors
+
+
+def _dequantised(
+    tensors: dict[str, torch.Tensor], layer: str, form: str, told: Mapping[str, object], path: Path
+) -> torch.Tensor:
+    """Return the values of a layer's weight without padded rows, and take what lies beside it out of `tensors`."""
+    weight, bias = f"{layer}.weight", tensors.get(f"{layer}.bias")
+    parts = {part: tensors.pop(f"{layer}.{part}") for part in PARTS if f"{layer}.{part}" in tensors}
+    values = FORMS[form](Stored(weight, tensors[weight], told, parts, path))
+    return values if bias is None else values[: len(bias)]
 
 
 def _scaled(weight: torch.Tensor, scale: torch.Tensor, name: str, path: Path) -> torch.Tensor:
@@ -106,22 +131,3 @@ def _told(tensor: torch.Tensor | None, name: str, path: Path) -> Mapping[str, ob
     if not isinstance(told, dict):
         raise failure(path, f"what it says of how {name} is quantised cannot be read; the file is damaged")
     return told
-
-
-def _turned_back(weight: torch.Tensor, told: Mapping[str, object], name: str, path: Path) -> torch.Tensor:
-    """Undo, for a weight [N, K], the rotation ("convrot") that spread outliers over each group of its columns before
-    they were rounded: a regular Hadamard matrix, which is its own inverse."""
-    params = told.get("params")
-    told = {**(params if isinstance(params, dict) else {}), **told}
-    if not told.get("convrot"):
-        return weight
-    group = told.get("convrot_groupsize", _GROUP)
-    sizes = [4**i for i in range(1, 8)]
-    if weight.dim() != 2 or type(group) is not int or group not in sizes or weight.shape[1] % group:
-        raise failure(path, f"{name} {tuple(weight.shape)} cannot be rotated in groups of {group!r} columns: "
-                            "they are powers of 4 that divide them")  # fmt: skip
-    four = 0.5 - torch.eye(4).flip(0)
-    turn = four
-    while len(turn) < group:
-        turn = torch.kron(turn, four)
-    return (weight.view(len(weight), -1, group) @ turn).view(weight.shape)
