@@ -13,7 +13,7 @@ from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.run.parking import Parking
 from zerowaste_vae.engine.run.plan import Steps
 
-from .originals import close
+from .originals import close, close_when_fused
 
 FAMILIES = {"sd": SD, "flux": FLUX, "flux2": FLUX2}
 #: The published widths' parameters, with the statistics of Flux.2's latents.
@@ -59,6 +59,20 @@ def test_encodes_are_the_originals(golden):
         if f"{name}.moments" in tensors:
             close(vae.encode_raw(x), tensors[f"{name}.moments"])
         close(vae.encode(x.permute(0, 2, 3, 4, 1).mul(0.5).add(0.5)), tensors[f"{name}.latent"])
+
+
+def test_a_small_decoder_beside_a_full_encoder_is_the_originals(shared, monkeypatch):
+    """FLUX.2-small-decoder: half the encoder's widths."""
+    folder = shared / "golden" / "flux2_small"
+    vae = load(folder / "flux2_small.weights.safetensors", device="cpu")
+    config = vae.model.config
+    assert vae.arch == "flux2" and config.encoder_widths == (64,) * 4 and config.decoder_widths == (32,) * 4
+    tensors = {k: v.unsqueeze(2) for k, v in load_file(folder / "flux2_small.io.safetensors").items()}
+    close(vae.encode(tensors["a.x"].permute(0, 2, 3, 4, 1).mul(0.5).add(0.5)), tensors["a.latent"])
+    for name in "ab":
+        z, expected = tensors[f"{name}.z"], tensors[f"{name}.decoded"]
+        close(vae.decode_raw(z), expected)
+        close_when_fused(vae, z, expected, monkeypatch)
 
 
 #: Narrow, and with other numbers of levels and blocks than the published ones.

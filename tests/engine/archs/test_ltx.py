@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import Cancelled, CheckpointError, InputError, VideoVAE, load
-from zerowaste_vae.engine.archs import detect
-from zerowaste_vae.engine.archs.ltx import ARCHITECTURE, STRIDES, Block, Config
+from zerowaste_vae.engine.archs import by_file, detect
+from zerowaste_vae.engine.archs.ltx import ARCHITECTURE, STRIDES, Block, Config, decoder
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.ops.statistics import DEVIATION, MEAN, Statistics
@@ -38,6 +38,23 @@ def test_decodes_are_the_originals(golden):
     for name in lengths:
         decoded = vae.decode_raw(tensors[f"{name}.latent"], chunk=1, frames=3)
         close(decoded, tensors[f"{name}.decode"])
+
+
+def test_a_pruned_decoder_is_the_originals(shared):
+    """PrunaVAED: fewer channels, by blocks of their own, in plain torch. A norm over three channels is sharp, hence the
+    bound."""
+    folder, bound = shared / "golden" / "ltx_pruned", 2e-4
+    vae = load(folder / "ltx_pruned.weights.safetensors", device="cpu")
+    assert vae.arch == "ltx" and not vae.can_encode and vae.model.config.decoder_widths[-1] == 3
+    assert "shortcuts have norms of their own" in decoder(vae.model.config).why_not_fused()
+    tensors = load_file(folder / "ltx_pruned.io.safetensors")
+    for name in ("T1", "T2", "T4"):
+        z, expected = tensors[f"{name}.latent"], tensors[f"{name}.decode"]
+        whole = vae.decode_raw(z)
+        close(whole, expected, bound)
+        for chunk, frames in ((1, 0), (1, 1), (2, 3), (3, 1)):
+            assert torch.equal(vae.decode_raw(z, chunk=chunk, frames=frames), whole)
+    assert by_file("pruna_ltx2.3_vae_comfy_bf16.safetensors") is ARCHITECTURE
 
 
 def test_what_a_file_says_is_read(golden, shared):

@@ -43,6 +43,19 @@ def test_encodes_are_the_originals(golden, name):
     close(vae.model.sample(moments), tensors[f"{name}.latent_out"])
 
 
+@pytest.mark.parametrize(("name", "layers"), [("narrow", 1), ("deep", 3)])
+def test_int8_files_of_few_layers_decode_as_the_originals(shared, name, layers):
+    """As ComfyUI dequantises them: to fp16, then computed in fp32."""
+    folder = shared / "golden" / "minimax_h3_int8"
+    vae = load(folder / f"{name}.weights.safetensors", device="cpu")
+    assert vae.model.config.layers == layers
+    tensors = load_file(folder / f"{name}.io.safetensors")
+    cases = [case.removesuffix(".decode") for case in tensors if case.endswith(".decode")]
+    assert len(cases) == (4 if name == "narrow" else 2)
+    for case in cases:
+        close(vae.decode_raw(tensors[f"{case}.latent"]), tensors[f"{case}.decode"])
+
+
 def test_published_widths_and_names():
     with torch.device("meta"):
         model = ARCHITECTURE.build(PUBLISHED)

@@ -7,12 +7,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import CheckpointError, InputError, load
-from zerowaste_vae.engine.archs import detect
+from zerowaste_vae.engine.archs import by_file, detect
 from zerowaste_vae.engine.archs.wan import WAN21, WAN22, Config
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.files.pngs import write_png, write_png_folder
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.ops.ends import patches, pixels
+
+from . import originals
 
 ATOL = 5e-5
 VERSIONS = {"2.1": WAN21, "2.2": WAN22}
@@ -242,6 +244,28 @@ def test_the_command_line_keeps_alpha_for_encoders_that_take_it(colourful, tmp_p
         picture, latent = str(tmp_path / f"{name}.png"), str(tmp_path / f"{name}.safetensors")
         assert main(["encode", picture, latent, "--vae", str(tmp_path / "w.safetensors"), "--device", "cpu"]) == 0
         assert torch.equal(load_file(latent)["latent"], vae.encode(expected[None]))
+
+
+def test_decodes_with_transparency_are_the_originals(shared, monkeypatch):
+    """Ming-Image's and Qwen-Image-Layered's, whose layers are a batch."""
+    folder = shared / "golden" / "wan_rgba"
+    vae = load(folder / "wan_rgba.weights.safetensors", device="cpu")
+    assert (vae.arch, vae.colours) == ("wan2.1", (4, 4))
+    tensors = load_file(folder / "wan_rgba.io.safetensors")
+    for name in ("a", "layers"):
+        z, expected, pixels = (tensors[f"{name}.{part}"] for part in ("latent", "decode", "pixels"))
+        originals.close(vae.decode_raw(z), expected)
+        originals.close_when_fused(vae, z, expected, monkeypatch)
+        originals.close(vae.model.sample(vae.encode_raw(pixels)), tensors[f"{name}.latent_out"])
+        originals.close(vae.encode(pixels.permute(0, 2, 3, 4, 1).mul(0.5).add(0.5)), tensors[f"{name}.latent_out"])
+
+
+@pytest.mark.parametrize("file", [
+    "ming_image_vae_bf16", "qwen_image_vae", "qwen_image_layered_vae", "marigold_v2_depth_log_stage2_vae",
+    "marigold_v2_normals_vae", "wan_alpha_2.1_vae_rgb_channel", "wan_alpha_2.1_vae_alpha_channel",
+])  # fmt: skip
+def test_files_of_the_same_layout_are_known_by_their_names(file):
+    assert by_file(f"{file}.safetensors") is WAN21
 
 
 def test_odd_colours_are_refused():
