@@ -61,7 +61,7 @@ class Stored:
 
     def matrix(self, *kinds: torch.dtype) -> Tensor:
         """Return the codes. Raises CheckpointError unless they are a matrix of one of these types."""
-        if self.codes.dim() != 2 or self.codes.dtype not in kinds:
+        if self.codes.dim() != 2 or not self.codes.numel() or self.codes.dtype not in kinds:
             shape, kind = tuple(self.codes.shape), str(self.codes.dtype).removeprefix("torch.")
             raise self.wrong(f"it is stored as {kind} {shape}")
         return self.codes
@@ -140,6 +140,8 @@ def _w4a8(stored: Stored) -> Tensor:
 FORMS: dict[str, Callable[[Stored], Tensor]] = {
     "int8_tensorwise": _int8, "mxfp8": _mxfp8, "nvfp4": _nvfp4, "convrot_w4a4": _w4a4, "asym_w4a8_int8": _w4a8,
 }  # fmt: skip
+#: Forms with padded rows, and to a multiple of how many.
+PADDED = {"mxfp8": 32, "nvfp4": 16}
 #: What may lie beside a weight of these forms.
 PARTS = (
     "weight_scale", "weight_scale_2", "pre_quant_scale", "weight_s_rel", "weight_s_channel", "weight_codebook",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .forms import FORMS, PARTS, Stored
+from .forms import FORMS, PADDED, PARTS, Stored
 from .reading import check_finite, failure
 from .safetensors_file import FP8
 
@@ -108,7 +108,8 @@ def _dequantised(
     weight, bias = f"{layer}.weight", tensors.get(f"{layer}.bias")
     parts = {part: tensors.pop(f"{layer}.{part}") for part in PARTS if f"{layer}.{part}" in tensors}
     values = FORMS[form](Stored(weight, tensors[weight], told, parts, path))
-    return values if bias is None else values[: len(bias)]
+    spare = len(values) - len(bias) if bias is not None and bias.dim() == 1 else 0
+    return values[: len(bias)] if 0 < spare < PADDED.get(form, 1) else values
 
 
 def _scaled(weight: torch.Tensor, scale: torch.Tensor, name: str, path: Path) -> torch.Tensor:

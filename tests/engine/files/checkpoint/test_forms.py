@@ -157,12 +157,24 @@ W4 = {"a.weight": torch.zeros(2, 192, dtype=torch.int8), "a.comfy_quant": told(f
       "a.weight_zeros": torch.zeros(2), "a.weight_scale": torch.zeros(2)}, "a.weight is in the form awq_w4a16"),
     ({"a.weight": torch.zeros(2, 4, dtype=torch.int8), "a.comfy_quant": told(format="int8_tensorwise")},
      "its weight_scale is missing"),
+    ({"a.weight": torch.zeros(0, 256, dtype=torch.int8), "a.comfy_quant": told(format="int8_tensorwise", convrot=True)},
+     "it is stored as int8 (0, 256)"),
 ])  # fmt: skip
 def test_what_a_form_does_not_have_is_refused(tmp_path, tensors, words):
     with pytest.raises(CheckpointError) as caught:
         read(tmp_path, tensors)
     assert str(caught.value).startswith(str(tmp_path)) and "\n" not in str(caught.value)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("bias", [torch.zeros(1), torch.tensor(0.0), torch.zeros(32)])
+def test_no_more_rows_are_cut_than_were_padded(tmp_path, bias):
+    """A bias of another size is the file's error, which the network's shapes then show."""
+    tensors = {**MX, "a.weight_scale": torch.zeros(128, 4, dtype=torch.uint8), "a.bias": bias}
+    assert len(read(tmp_path, tensors)["a.weight"]) == (1 if bias.shape == (1,) else 32)
+    code = torch.ones(4, 4, dtype=torch.int8)
+    tensors = {"a.weight": code, "a.weight_scale": torch.ones(1), "a.comfy_quant": told(format="int8_tensorwise")}
+    assert len(read(tmp_path, {**tensors, "a.bias": bias})["a.weight"]) == 4
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("minimaxh3", torch.float16), ("wan2.1", torch.float32)])
