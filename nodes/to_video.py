@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..engine import InputError
-from ..engine.files.mp4 import CODECS, NO_ALPHA, PIXELS, Format, Mp4Writer
+from ..engine.files.mp4 import Mp4Writer
+from ..engine.files.mp4_format import CODECS, NO_ALPHA, PIXELS, Format
 from . import folders, frames
 from .conversion import CONVERTED, engine_vae, host_decode
 from .decode import SEARCH

@@ -266,7 +266,7 @@ def _say_complete(
 ) -> None:
     """Print that nothing is left to resume. Raises InputError where the output cannot be this decode's result."""
     from ..files.media import Clip
-    from ..files.mp4 import PIXELS
+    from ..files.mp4_format import PIXELS
 
     count = latent.shape[0] if vae.architecture.still else _frames(args, vae, latent, notes) - args.start
     height, width = _sides(vae, latent, notes)
