@@ -61,5 +61,5 @@ class Save(io.ComfyNode):
         started = time.perf_counter()
         with needing_gguf(path.name):
             result = save_checkpoint(checkpoint, path, kind, progress=host.Progress())
-        report = describe(result, checkpoint, time.perf_counter() - started)
+        report = folders.without_folders(describe(result, checkpoint, time.perf_counter() - started))
         return io.NodeOutput(str(path), report, ui=ui(report))

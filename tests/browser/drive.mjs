@@ -103,8 +103,9 @@ const tasks = {
       return (typeof values === "function" ? values() : values).includes(value);
     }, [node, listed, until], { timeout: PATIENCE });
   },
-  // A real click on a button widget: of a drawn node, or of one made of elements.
-  async click({ node, widget }) {
+  // A real click on a button widget: of a drawn node, or of one made of elements. With `entry`, of a drawn node, on a
+  // widget that opens a list, and then on that entry of it.
+  async click({ node, widget, entry = null }) {
     const at = await page.evaluate(async ([id, name]) => {
       const { canvas, graph } = window.app;
       const target = graph.nodes.find((n) => String(n.id) === String(id));
@@ -124,6 +125,7 @@ const tasks = {
     }, [node, widget]);
     if (!at) throw new Error(`no button shows the label of ${widget}`);
     await page.mouse.click(...at);
+    if (entry) await page.locator(".litemenu-entry", { hasText: entry }).first().click();
   },
   // Waits until a widget's label, in the page where the node is made of elements, holds `until`; gives its tooltip.
   async label({ node, widget, until, timeout = PATIENCE }) {
@@ -178,11 +180,12 @@ const tasks = {
   async js({ source }) {
     return page.evaluate(source);
   },
-  // A real right click on the title of a node, and a click on one entry of the menu that opens.
-  async menu({ node, entry = null }) {
+  // A real right click on the title of a node, or where none is, and a click on one entry of the menu that opens.
+  async menu({ node = null, entry = null }) {
     const at = await page.evaluate(async (id) => {
       const { canvas } = window.app;
-      const target = canvas.graph.nodes.find((n) => String(n.id) === String(id));
+      const found = canvas.graph.nodes.find((n) => String(n.id) === String(id));
+      const target = found ?? { pos: [-5000, -5000], size: [240, 0] };
       canvas.deselectAll?.();
       canvas.ds.scale = 1;
       canvas.ds.offset[0] = -target.pos[0] + 500;
@@ -204,6 +207,9 @@ const tasks = {
     await items.filter({ hasText: entry }).first().click();
     await page.waitForTimeout(600);
     return texts;
+  },
+  async button({ selector }) {
+    await page.locator(selector).click();
   },
   async key({ keys }) {
     await page.keyboard.press(keys);

@@ -22,6 +22,14 @@ def host(tmp_path_factory):
         yield server
 
 
+@pytest.fixture(scope="module")
+def pressed(tmp_path_factory):
+    """A host that is always short of memory, and keeps nothing between runs and as little as it can within one."""
+    options = ("--cpu", "--default-device", "1", "--cache-ram", "1000000", "1000000")
+    with running.serving(tmp_path_factory.mktemp("pressed"), running.newest(), device=options) as server:
+        yield server
+
+
 def node(kind: str, **inputs) -> dict:
     return {"class_type": kind, "inputs": inputs}
 
@@ -60,3 +68,17 @@ def test_each_option_is_named_once(host):
 def test_a_switch_that_an_option_turned_off_says_so(host):
     node = host.get("/object_info/ZeroWasteVAEOptimize")["ZeroWasteVAEOptimize"]
     assert node["input"]["optional"]["async_offload"][1]["zerowaste_off"] == "--disable-async-offload"
+
+
+def test_what_the_cache_lets_go_of_is_made_anew_with_the_same_frames(pressed):
+    """Of --cache-ram; --default-device orders GPUs before the pack is loaded, and is nothing to a VAE on a CPU."""
+    frames = []
+    for _ in range(2):
+        run = pressed.run(chain() | {"show": node("SaveImage", images=["decode", 0], filename_prefix="pressed")})
+        assert run.status == "success", run.error
+        assert {"vae", "encode", "decode"} <= run.executed() and not run.cached() & {"vae", "decode"}
+        report = run.outputs["decode"]["zerowaste"][0]
+        assert report["plan_facts"]["device"] == "cpu"
+        frames.append(pressed.images(run, "show"))
+    assert (frames[0] == frames[1]).all()
+    assert "Traceback" not in pressed.log()
