@@ -85,6 +85,7 @@ def build(out: Path, names: list[str], families: frozenset[str] | None, each: ke
             (out / file).write_bytes(data)
         index["target"] = lower_kernels.FORMS[name].target
         index["versions"] = sorted({one.ptx.partition("\n")[0].removeprefix(".version ") for one in made.values()})
+        index["lean"] = name in kernels_wanted.LEAN
         told["sets"][name] = index
         # As `Library.texts` numbers a form's kernels.
         order = [one for part in MADE_OF[name] for one in sorted(told["sets"].get(part, {"kernels": ()})["kernels"])]

@@ -30,6 +30,9 @@ TOGGLES = tuple(Options(winograd=w, composed_upsample=c) for w, c in itertools.p
 #: Of schedules that a tuning tries beside the tables': how many ship, for layers with so much of the work of a model in
 #: the type that it was made for.
 TRIED, SHARE = 2, 0.04
+#: Sets that have the usual uses only so far: families in the 16-bit type that they were made for and in 8 bit from
+#: there, with the default toggles, and no schedules for a tuning. For others a card goes on to its next form.
+LEAN = frozenset({"B", "C", "D"})
 TYPES = (torch.float16, torch.bfloat16)
 Each = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
@@ -64,7 +67,8 @@ class Use(NamedTuple):
         known = functools.partial(launches, architecture, config, self.half, self.dtype, self.options, policy,
                                   here=here, kind=self.kind)  # fmt: skip
         found = usual = known()
-        if self.options != TOGGLES[0] or self.dtype != PRECISIONS[architecture.native] or program.scales:
+        usual_only = here.way in LEAN or self.options != TOGGLES[0] or self.dtype != PRECISIONS[architecture.native]
+        if usual_only or program.scales:
             return usual, found
         walk = FusedWalk(architecture, config, self.dtype, self.options)
         if self.half not in walk.halves:
@@ -95,9 +99,9 @@ def uses(form: str, families: frozenset[str] | None = None) -> Iterator[Use]:
         program = None if families and name not in families else architecture.program(half, config)
         if program is None:
             continue
-        for dtype, options in itertools.product(TYPES, TOGGLES):
-            if program.scales and options != TOGGLES[0]:
-                continue
+        lean = program.scales or form in LEAN
+        types = (PRECISIONS[architecture.native],) if form in LEAN else TYPES
+        for dtype, options in itertools.product(types, TOGGLES[:1] if lean else TOGGLES):
             narrow = program.scales or no_8_bit([program], dtype) is None
             kinds = (*(("fp8",) if here.fp8 else ()), "int8") if narrow else ()
             fast = not program.scales and here.half_accumulate and dtype == torch.float16

@@ -19,6 +19,7 @@ from zerowaste_vae.engine.kernels.targets import prebuilt
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.fusable import half_not_fused, no_8_bit
 from zerowaste_vae.engine.planning.launches import missing, needs, use_id
+from zerowaste_vae.engine.precision.modes import PRECISIONS
 
 TOOLS = Path(__file__).resolve().parents[4] / "tools"
 TYPES = (torch.float16, torch.bfloat16)
@@ -52,6 +53,22 @@ def test_all_kernels_of_a_family_are_there(family):
             assert library().covers("A", use), (half, dtype, options, kind)
     decoder = needs(family, config, "decoder", TYPES[0], DEFAULTS, prebuilt("RTX 30", 86, "A"))
     assert missing("A", decoder) is None
+
+
+@pytest.mark.parametrize("form", [form for form in THERE if form != "A"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name)
+def test_the_usual_uses_of_a_family_are_there(family, form):
+    """In the 16-bit type that it was made for, and in 8 bit from there."""
+    config, dtype = family.published.config, PRECISIONS[family.native]
+    for half in ("decoder", "encoder"):
+        program = family.program(half, config)
+        if program is None or (half_not_fused(program, dtype) and not program.scales):
+            continue
+        eight = program.scales or no_8_bit([program], dtype) is None
+        for kind in (None, "int8", "fp8")[: 1 + 2 * eight]:
+            use = use_id(family, config, half, dtype, DEFAULTS, kind, False)
+            assert library().covers(form, use), (half, kind)
+            assert library().texts(form, use)
 
 
 def sample(form, count):
