@@ -20,11 +20,12 @@ COUNT = """(() => {
 })()"""
 
 
-@pytest.fixture
-def stock(browser, comfy, host_places):
+@pytest.fixture(params=["comfy", "new_comfy"])
+def stock(request, browser, host_places):
     """A workflow of the host's own nodes, from which on actions are counted."""
-    opened(browser, comfy)
-    browser("load", workflow=graph(tiny_wan(comfy, host_places).name, "VAEDecode", ()))
+    server = request.getfixturevalue(request.param)
+    opened(browser, server)
+    browser("load", workflow=graph(tiny_wan(server, host_places).name, "VAEDecode", ()))
     browser("js", source=COUNT)
 
 
