@@ -188,7 +188,7 @@ def test_what_overflows_in_fp16_is_made_again(version, seed_model, noise, monkey
 
 
 def test_why_off_names_widths_and_needs_no_model(monkeypatch):
-    monkeypatch.setattr("zerowaste_vae.engine.planning.fusable.target", lambda _: capabilities("any", 90, (3, 6)))
+    monkeypatch.setattr("zerowaste_vae.engine.planning.fusable.target", lambda *_: capabilities("any", 90, (3, 6)))
     device = torch.device("cuda")
     assert why_off("wan2.1", None, torch.bfloat16, device) is None
     assert why_off("wan2.1", wan.Config(None, (96, 192, 384, 384)), torch.bfloat16, device) is None

@@ -247,7 +247,7 @@ def test_a_clip_goes_on_where_its_histories_are_stored_alike(build):
         step(second, z[2:], out)
         assert torch.equal(torch.cat(out), whole)
         # What runs then: the clip from its start, whose first frames are known already.
-        clips = SimpleNamespace(batch=1, half=half)
+        clips = SimpleNamespace(batch=1, half=half, guard=SimpleNamespace(chunks=None))
         passing = FusedPass(network, clips, None, None, None)
         passing._run = other
         assert passing.begin(0, 0, hand_over(first)) == (0, 0)
