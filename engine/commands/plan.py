@@ -123,6 +123,9 @@ def _limits(args: argparse.Namespace, request: Request) -> list[Limits]:
     if args.table or args.vram_gb:
         host = Machine.bare(cuda, None).host(args.ram_gb)
         return [Limits(int(gb * GIB), host=host) for gb in (TABLE_GB if args.table else [args.vram_gb])]
+    if args.card:
+        raise InputError(f"--card {args.card} does not say how much memory: name a target with --vram-gb, or ask for "
+                         "--table")  # fmt: skip
     if not torch.cuda.is_available():
         raise InputError("no CUDA GPU here to plan for: name its memory target with --vram-gb, or ask for --table")
     return [Machine.now(cuda).limits(request)]

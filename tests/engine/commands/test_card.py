@@ -80,6 +80,7 @@ def test_plan_says_what_runs_there(capsys):
     (["info", "x.safetensors", "--weights", "flux"], "--weights flux: a file is named too"),
     (["info", "--kernels", "E"], "--kernels='E' names no kernels: give auto, triton, plain, A"),
     (["plan", "--size", "64x64", "--card", "sm_"], "--card 'sm_' names no GPU"),
+    (["plan", "--size", "64x64", "--card", "sm_89"], "--card sm_89 does not say how much memory: name a target with"),
     (["plan", "--size", "64x64", "--kernels", "none"], "--kernels='none' names no kernels"),
 ])  # fmt: skip
 def test_other_words_are_one_line(capsys, arguments, words):
