@@ -9,6 +9,8 @@ gpu = torch.device("cuda", 0)
 mm.vae_device = lambda: gpu
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 torch.cuda.get_device_capability = lambda *_: (9, 0)
+from zerowaste_vae.engine.planning import choice
+choice.Choices.of = lambda *_: None  # nothing lacks kernels
 from zerowaste_vae.engine import core
 from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.settings import Settings
@@ -221,6 +223,8 @@ from zerowaste_vae.nodes import making
 from zerowaste_vae.nodes.optimize import Optimize
 from zerowaste_vae.nodes.settings import Settings
 targets.triton_version, core.why_off = lambda: (3, 6), lambda *_: None
+from zerowaste_vae.engine.planning import choice
+choice.Choices.of = lambda *_: None  # nothing lacks kernels
 vae = making.from_file(vae_file, "auto", None, Settings())
 for first in ({"fp8": True}, {"min_db": 20.0}):
     once = Optimize.execute(vae, **first)[0]
