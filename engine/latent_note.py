@@ -88,13 +88,14 @@ def check(
     if any_vae or not note.get("family"):
         return
     made, own = latent_space(note["family"]), latent_space(vae.arch)
+    here = note_of(vae)
     other = made != own or not _same_scale(note.get("scale"), vae.scale)
-    weights = not other and _other_weights(note, vae)
+    weights = not other and _other_weights(note, here)
     if other or (weights and vae.architecture.several):
-        raise InputError(f"{what} was made by {_named(note)}, and the VAE here is {_named(note_of(vae))}: {cure}")
+        raise InputError(f"{what} was made by {_named(note)}, and the VAE here is {_named(here)}: {cure}")
     if weights:
         log.once(f"{what} was made by {_named(note)}, and the VAE here has other weights "
-                 f"({_named(note_of(vae))}): check that their latents are the same")  # fmt: skip
+                 f"({_named(here)}): check that their latents are the same")  # fmt: skip
 
 
 def _named(note: Mapping[str, str]) -> str:
@@ -113,9 +114,8 @@ def _same_scale(noted: str | None, scale: float) -> bool:
         return True
 
 
-def _other_weights(note: Mapping[str, str], vae: VAE) -> bool:
+def _other_weights(note: Mapping[str, str], own: Mapping[str, str]) -> bool:
     """Return True if neither component is the same: a VAE may have a decoder of its own with another VAE's encoder."""
-    own = note_of(vae)
     known = [alike for half in ("encoder", "decoder") if (alike := _alike(note.get(half), own.get(half))) is not None]
     return bool(known) and not any(known)
 

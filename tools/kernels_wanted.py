@@ -60,7 +60,7 @@ class Use(NamedTuple):
         return [known(one, self.kind, self.fast) for one in options]
 
     def launches(self, here: Target) -> tuple[frozenset[Key], frozenset[Key]]:
-        """What it launches with the tables' schedules, and with those or one of those that a tuning may choose."""
+        """Return what it launches with the tables' schedules, and with those or any that a tuning may choose."""
         architecture, config = models()[self.family]
         program = architecture.program(self.half, config)
         policy = uniform(program, None if program.scales else self.kind, self.fast)

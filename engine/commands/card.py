@@ -94,7 +94,9 @@ def suggested(sm: int) -> Iterator[tuple[str, str]]:
     Args:
         sm: the card's compute capability (89 for 8.9).
     """
-    if sm in (86, 89) or sm >= 120:
+    from ..kernels.targets import gains_by_half_sums
+
+    if gains_by_half_sums(sm):
         # SeedVR2's published widths, five frames of 1280x720, the form of sm_120 on an H200.
         yield "suggestion", (
             "faster here where named, never by itself: fp16_fast (models made for fp16; products up to twice as fast; "
@@ -107,11 +109,7 @@ def words(card: Card, architecture: Architecture, config: Any, half: str, precis
     """Return a text: the kernels that would run a component on a card, and the speed limit if its peaks are published.
 
     Args:
-        card: the GPU.
-        architecture, config: of the model.
-        half: "encoder" or "decoder".
-        precision: one of `loader.NAMES` except "auto".
-        kernels: which kernels are asked for.
+        card, architecture, config, half, precision, kernels: as for `on`.
         clip: width, height and frames (None: the default clip).
     """
     from ..kernels.targets import projected

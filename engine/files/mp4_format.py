@@ -1,4 +1,4 @@
-"""Which encoders and pixel formats an MP4 can have, and what is checked of them before the first frame."""
+"""Encoders and pixel formats of an MP4, and their checks before the first frame."""
 
 from __future__ import annotations
 

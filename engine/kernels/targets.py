@@ -117,6 +117,11 @@ def triton_version() -> tuple[int, int] | None:
     return None
 
 
+def gains_by_half_sums(sm: int) -> bool:
+    """Check whether sums in fp16 double the matrix rate on a compute capability (89 for 8.9)."""
+    return sm in (86, 89) or sm >= 120
+
+
 def capabilities(name: str, sm: int, triton: tuple[int, int] | None) -> Target:
     """Return the capabilities of Triton's code for a generation (checked by cross-compiling in the tests)."""
     notes = []
@@ -138,7 +143,7 @@ def capabilities(name: str, sm: int, triton: tuple[int, int] | None) -> Target:
     if not tma:
         notes.append(f"sm_{sm} has no bulk tensor copies: convolutions load through pointers with asynchronous copies")
     shared = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227}.get(sm, 99)
-    return Target(name, sm, triton, shared, tma, fp8, mxfp8, sm in (86, 89) or sm >= 120, tuple(notes))
+    return Target(name, sm, triton, shared, tma, fp8, mxfp8, gains_by_half_sums(sm), tuple(notes))
 
 
 def prebuilt(name: str, card: int, letter: str) -> Target:

@@ -54,7 +54,7 @@ def driver() -> Driver:
 
 
 class Driver:
-    """What launches need of the driver's functions. Its methods may be called in any thread."""
+    """The driver's functions that launches need. Its methods may be called in any thread."""
 
     def __init__(self, library: Any) -> None:
         """library: of ctypes, or what stands in for it in tests. Raises PrebuiltError where it cannot be started."""
@@ -228,7 +228,7 @@ class Driver:
 
     @contextmanager
     def _uncaptured(self) -> Iterator[None]:
-        """What is loaded inside is no part of a graph that another stream, or this one, is being captured into."""
+        """Keep loads inside out of a graph that this stream, or another one, is being captured into."""
         mode = ctypes.c_int(2)  # relaxed
         self.check(self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode)), "the capture mode")
         try:

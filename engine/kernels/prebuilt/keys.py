@@ -1,4 +1,4 @@
-"""What a compiled kernel depends on, as a key: its name, its constants, and the types of its other arguments."""
+"""The key of a compiled kernel: its name, its constants, and the types of its other arguments."""
 
 from __future__ import annotations
 
