@@ -130,8 +130,3 @@ def aligned(key: Key) -> tuple[int, ...]:
         return tuple(i for i in tensors if key.types[i].startswith("map:"))
     loose = _LOOSE.get(key.kernel, ())
     return () if loose is None else tuple(i for i in tensors if i not in loose)
-
-
-def unaligned(key: Key) -> bool:
-    """Return whether a kernel counts on no tensor's address; others take multiples of 16."""
-    return not aligned(key)
