@@ -102,7 +102,7 @@ def _stored(path: Path) -> Iterator[Tensor]:
                 raise InputError(f"{path}: holds no tensor `frames`; `decode` writes such files")
             frames = file.get_slice("frames")
             shape = frames.get_shape()
-            if len(shape) != 5 or shape[0] != 1:
+            if len(shape) != 5 or shape[0] != 1 or shape[4] != 3:
                 raise InputError(f"{path}: frames are {shape}; one clip [1, F, H, W, 3] is compared")
             for index in range(shape[1]):
                 frame = frames[:, index][0]

@@ -43,12 +43,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..files.checkpoint import convert_checkpoint
+    from ..files.checkpoint.convert import check_conversion, convert_checkpoint
 
+    kind = args.type.lower()
+    check_conversion(args.target, kind, args.force, args.source)
     # Load it before anything is written: a file that cannot be decoded cannot be verified.
     source = _load(args.source, args.norm_groups) if args.verify else None
     with progress("convert", args.quiet) as report:
-        result = convert_checkpoint(args.source, args.target, args.type.lower(), args.force, report)
+        result = convert_checkpoint(args.source, args.target, kind, args.force, report)
     if not args.quiet:
         _print(result, args)
     if source is not None:

@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import log
 from ..errors import InputError
 from .alike import check_alike
 from .options import (
@@ -146,6 +147,8 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
         if ranks is not None:
             ranks.broadcast(None)
         return 0
+    if still and args.resume:
+        log.warn(f"{args.out}: pictures are decoded and written all at once; --resume finds nothing and begins anew")
     started = time.perf_counter()
     if still or kind in ("safetensors", "png"):
         shape, resumed = _at_once(args, ranks, vae, latent, notes, fps, target, kind), 0
@@ -161,8 +164,7 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
         if vae.last_report is not None and vae.last_report.lead:
             how += f", with the {vae.last_report.lead} latents in front again that they depend on"
         print(f"{args.out}: {clips}{count} frames {width}x{height}{speed}, {how}")
-    if vae.last_report is not None:
-        give_report(vae, args)
+    give_report(vae, args)
     return 0
 
 

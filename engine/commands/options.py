@@ -216,7 +216,11 @@ def check_report(args: argparse.Namespace) -> None:
 
 
 def give_report(vae: VideoVAE, args: argparse.Namespace) -> None:
-    """Print the report with --verbose, and write it with --report."""
+    """Print the report with --verbose, and write it with --report; say so where nothing was computed."""
+    if vae.last_report is None:
+        if args.verbose or args.report is not None:
+            log.warn("no report: this process has computed nothing")
+        return
     if args.verbose:
         print(vae.last_report.text())
     if args.report is not None:

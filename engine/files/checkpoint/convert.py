@@ -78,7 +78,7 @@ def convert_checkpoint(
         InputError: impossible option, or an existing target without `force`.
     """
     src, dst = Path(src), Path(dst)
-    _check_options(dst, type, force, src)
+    check_conversion(dst, type, force, src)
     return save_checkpoint(_with_known_shapes(read_checkpoint(src, native_names=False)), dst, type, force, progress)
 
 
@@ -91,7 +91,7 @@ def save_checkpoint(
 ) -> Conversion:
     """Write a checkpoint (any device) as `convert_checkpoint` does."""
     dst = Path(dst)
-    _check_options(dst, type, force)
+    check_conversion(dst, type, force)
     tensors = {n: t.detach().cpu() for n, t in checkpoint.tensors.items()}
     try:
         plan = {n: stored_type(n, t, type) for n, t in tensors.items()}
@@ -111,7 +111,8 @@ def save_checkpoint(
         raise failure(dst, error.strerror or str(error)) from error
 
 
-def _check_options(dst: Path, type: str, force: bool, src: Path | None = None) -> None:
+def check_conversion(dst: Path, type: str, force: bool, src: Path | None = None) -> None:
+    """Refuse an impossible conversion before anything is read. Raises InputError."""
     if type not in TYPES:
         raise InputError(f"type {one_line(type)!r} is not one of {', '.join(TYPES)}")
     suffix = dst.suffix.lower()

@@ -217,7 +217,7 @@ def test_diffusers_files_are_the_same(tiny, noise, tmp_path):
     assert torch.equal(load(path, device="cpu").decode_raw(z), expected)
 
 
-def test_the_commands_take_pictures(tiny, tmp_path, monkeypatch, capsys):
+def test_the_commands_take_pictures(tiny, tmp_path, monkeypatch, capsys, caplog):
     """A picture, a folder of them, latents with four axes; sides are repeated up to whole latents and cut back."""
     family, model = tiny
     monkeypatch.chdir(tmp_path)
@@ -236,7 +236,11 @@ def test_the_commands_take_pictures(tiny, tmp_path, monkeypatch, capsys):
     assert load_file("z.safetensors")["latent"].ndim == 4
     assert main(["decode", "z.safetensors", "r.safetensors", "--vae", vae, "--quiet"]) == 0
     assert load_file("r.safetensors")["frames"].shape == (2, 19, 21, 3)
-    assert main(["decode", "z.safetensors", "out/", "--vae", vae, "--quiet"]) == 0
+    assert main(["decode", "z.safetensors", "out/", "--vae", vae, "--quiet", "--resume"]) == 0
+    assert "--resume finds nothing and begins anew" in caplog.text
+    caplog.clear()
+    assert main(["decode", "z.safetensors", "out/", "--vae", vae, "--resume"]) == 0
+    assert "is complete (2 frames 21x19)" in capsys.readouterr().out and not caplog.text
     assert [Image.open(p).size for p in sorted((tmp_path / "out").iterdir())] == [(21, 19)] * 2
     assert main(["encode", "in/1.png", "one.latent", "--vae", vae, "--quiet"]) == 0
     assert main(["decode", "one.latent", "one.png", "--vae", vae, "--quiet"]) == 0

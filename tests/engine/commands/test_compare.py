@@ -24,6 +24,7 @@ def clips(tmp_path, monkeypatch):
     save_file({"latent": frames}, "latent.safetensors")
     save_file({"frames": frames}, "rank.safetensors")
     save_file({"frames": torch.zeros(1, 2, 0, 4, 3)}, "flat.safetensors")
+    save_file({"frames": frames[None, ..., :1].contiguous()}, "gray.safetensors")
     broken = frames[None].clone()
     broken[:, 3, 7] = torch.nan
     save_file({"frames": broken}, "broken.safetensors")
@@ -85,6 +86,7 @@ def test_a_video_streams_the_frames_read_video_gives():
         (("gone.safetensors", "a"), "gone.safetensors"),
         (("latent.safetensors", "a"), "frames"),
         (("rank.safetensors", "a"), "[9, 96, 160, 3]"),
+        (("gray.safetensors", "a"), "frames are [1, 9, 96, 160, 1]"),
         (("flat.safetensors", "flat.safetensors"), "not 0x4x3 and 0x4x3"),
         (("broken.safetensors", "broken.safetensors"), "broken.safetensors: frame 3 holds NaN or infinite values"),
         (("a", "broken.safetensors"), "broken.safetensors: frame 3 holds NaN or infinite values"),

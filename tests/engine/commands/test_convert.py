@@ -57,6 +57,13 @@ def test_q8_0_of_the_demo_vae(tmp_path, capsys):
     assert 0.5 < out.stat().st_size / demo_vae_path().stat().st_size < 0.56
 
 
+def test_verify_checks_the_output_before_it_loads(tmp_path, capsys):
+    (tmp_path / "broken.safetensors").write_bytes(b"x")
+    out = str(tmp_path / "gone" / "a.gguf")
+    assert main(["convert", str(tmp_path / "broken.safetensors"), out, "--type", "f16", "--verify"]) == 2
+    assert "its folder does not exist" in capsys.readouterr().err
+
+
 def test_errors_are_one_line_and_leave_nothing(vae_file, tmp_path, capsys):
     (tmp_path / "there.gguf").write_bytes(b"x")
     save_file({"a": torch.ones(1)}, tmp_path / "other.safetensors")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import logging
 import re
 import sys
 import threading
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from zerowaste_vae.engine import load, log
@@ -99,3 +101,11 @@ def test_16_bit_on_a_cpu_warns(vae_file, precision, monkeypatch, caplog):
     load(vae_file, precision, "cpu")
     warned = [line for line in caplog.messages if f"{precision} on a CPU: many compute it far slower than fp32" in line]
     assert len(warned) == (precision in ("fp16", "bf16"))
+
+
+@pytest.mark.parametrize("asked", [{"verbose": True, "report": None}, {"verbose": False, "report": Path("r.json")}])
+def test_no_report_is_said(asked, tmp_path, monkeypatch, caplog, vae_file):
+    """Nothing is left to decode after a resume, or other ranks have made all."""
+    monkeypatch.chdir(tmp_path)
+    options.give_report(load(vae_file, device="cpu"), argparse.Namespace(**asked))
+    assert "no report: this process has computed nothing" in caplog.text and not list(tmp_path.iterdir())
