@@ -15,7 +15,7 @@ from .arena import ALIGN
 from .buffers import Buffer, Use
 from .devices import lend_copies, return_copies
 from .history import Band, History, keep_near, split_rows
-from .pinned import POOL
+from .pinned import POOL, copy
 from .rings import Piece, Plane, fill_head
 
 #: Extra host memory in bytes that is locked if histories stay on the GPU, at most one part in so many of theirs: the
@@ -354,7 +354,7 @@ class Parked:
             with _on(self._out if aside else None):
                 for i, frame in enumerate(frames):
                     target = stretch.part((first + i) % history.frames, part.top, last)
-                    target.copy_(frame[part.top - band.top : last - band.top], non_blocking=aside)
+                    copy(target, frame[part.top - band.top : last - band.top], self._block, aside)
         if far:
             buffer.stored = self._out.record_event()
 
@@ -387,7 +387,7 @@ class Parked:
         with _on(self._in if aside else None):
             for i, frame in enumerate(history.view(buffer.data, band, 0)[: 1 if history.same else history.frames]):
                 source = stretch.part(history.slot(i), band.top, band.bottom)
-                frame.copy_(source, non_blocking=aside)
+                copy(frame, source, self._block, aside)
         if aside:
             buffer.arrived = self._in.record_event()
 

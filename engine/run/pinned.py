@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,18 +17,21 @@ from ..memory import lockable_ram
 PAGE = 1 << 16
 #: Distance in bytes of two addresses that are in different pages on every system.
 TOUCH = 1 << 12
+#: Most bytes that are locked by one call. Where the system grants some pieces of a block and then no more, those stay.
+PIECE = 256 << 20
 
 
 class PinnedPool:
     """Blocks of host memory for copies that overlap with the GPU's work.
 
-    Without CUDA, or where the system refuses to lock pages, blocks are ordinary memory: copies are then slower, not
-    wrong. Threads may share a pool."""
+    Without CUDA, or where the system refuses to lock pages, blocks or the ends of them are ordinary memory: copies are
+    then slower, not wrong. No copy may reach from one piece of a block into the next: see `copy`. Threads may share a
+    pool."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._idle: list[Tensor] = []
-        self._locked: dict[int, int] = {}  # address -> bytes
+        self._locked: dict[int, int] = {}  # address of a piece -> bytes
         #: Bytes of all blocks, idle or in use.
         self.nbytes = 0
 
@@ -44,7 +48,9 @@ class PinnedPool:
                 return block
             self.release()
             with torch.inference_mode(False):  # whatever the caller's mode: others will use the block
-                block = torch.empty(-(-max(size + spare, 1) // PAGE) * PAGE, dtype=torch.uint8)
+                whole = -(-max(size + spare, 1) // PAGE) * PAGE
+                block = torch.empty(whole + PAGE, dtype=torch.uint8)
+                block = block[-block.data_ptr() % PAGE :][:whole]  # no page is locked twice, as part of two pieces
             self.nbytes += block.numel()
             self._page_lock(block)
             return block
@@ -64,9 +70,9 @@ class PinnedPool:
         """Free every idle block."""
         with self._lock:
             for block in self._idle:
-                if block.data_ptr() in self._locked:
-                    del self._locked[block.data_ptr()]
-                    if int(torch.cuda.cudart().cudaHostUnregister(block.data_ptr())):
+                for piece in block.split(PIECE):
+                    locked = self._locked.pop(piece.data_ptr(), None) is not None
+                    if locked and int(torch.cuda.cudart().cudaHostUnregister(piece.data_ptr())):
                         _drain()
                 self.nbytes -= block.numel()
             self._idle.clear()
@@ -74,21 +80,39 @@ class PinnedPool:
     def _page_lock(self, block: Tensor) -> None:
         if _forbidden or not torch.cuda.is_available():
             return
-        most, locked = lockable_ram(), sum(self._locked.values())
-        if most is not None and locked + block.numel() > most:
-            log.once(
-                f"host memory is page-locked up to a quarter of all ({most / 2**30:.1f} GB) on Windows: copies of what "
-                "lies beyond wait for the GPU: slower, the same frames"
-            )
-            return
-        # The system finds pages for several threads at once here, but one by one while it locks them: touching and then
-        # locking 4 GiB takes 0.3 + 0.2 s instead of 1.5 (16 cores).
-        block[::TOUCH].fill_(0)
-        error = torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.numel(), 0)
-        if int(error) == 0:
-            self._locked[block.data_ptr()] = block.numel()
-        else:
-            _refused(f"{block.numel() / 2**30:.2f} GB ({error})")
+        most = lockable_ram()
+        for piece in block.split(PIECE):
+            size = piece.numel()
+            if most is not None and sum(self._locked.values()) + size > most:
+                log.once(
+                    f"host memory is page-locked up to a quarter of all ({most / 2**30:.1f} GB) on Windows: copies of "
+                    "what lies beyond wait for the GPU: slower, the same frames"
+                )
+                return
+            # The system finds pages for several threads at once here, but one by one while it locks them: touching and
+            # then locking 4 GiB takes 0.3 + 0.2 s instead of 1.5 (16 cores).
+            piece[::TOUCH].fill_(0)
+            error = torch.cuda.cudart().cudaHostRegister(piece.data_ptr(), size, 0)
+            if int(error):
+                done = (piece.data_ptr() - block.data_ptr()) / 2**30
+                _refused(f"what follows {done:.2f} of {block.numel() / 2**30:.2f} GB ({error})")
+                return
+            self._locked[piece.data_ptr()] = size
+
+
+def copy(target: Tensor, source: Tensor, block: Tensor | None, non_blocking: bool) -> None:
+    """Copy `source` to `target`, contiguous tensors of which one may lie in `block` of a pool.
+
+    CUDA may refuse one copy of pages that were locked by two calls, or of which only some are locked: each copy ends
+    where a piece of the block does."""
+    places = [] if block is None else [t.data_ptr() - block.data_ptr() for t in (target, source)]
+    at = next((place for place in places if 0 <= place < block.numel()), None)
+    if at is None or at // PIECE == (at + source.nbytes - 1) // PIECE:
+        target.copy_(source, non_blocking=non_blocking)
+        return
+    edges = [edge // source.element_size() for edge in range(PIECE - at % PIECE, source.nbytes, PIECE)]
+    for first, last in pairwise([0, *edges, source.numel()]):
+        target.view(-1)[first:last].copy_(source.view(-1)[first:last], non_blocking=non_blocking)
 
 
 #: One for the process: page-locked memory is a resource of the machine.

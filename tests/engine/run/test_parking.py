@@ -8,6 +8,7 @@ import torch
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.network.stream import frame_spans
+from zerowaste_vae.engine.run import pinned
 from zerowaste_vae.engine.run.history import Band, History, keep_near, split_rows
 from zerowaste_vae.engine.run.parking import Parked, Parking
 from zerowaste_vae.engine.run.pinned import PAGE, POOL, PinnedPool
@@ -73,6 +74,17 @@ def test_decoder_in_every_placement(model, noise, atol):
     # Everything parked, one frame at a time: what stays on the device is a fraction of the histories.
     assert decode(fused, z, 1, 1, Parking(None, 0))[1][0] < 0.6 * decode(fused, z, 1, 1, None)[1][0]
     assert resident > 0
+
+
+@torch.no_grad()
+def test_histories_over_the_ends_of_pieces(model, noise, monkeypatch):
+    """Page-locked memory is asked for in pieces, and rows of a history lie in two of them."""
+    fused = FusedDecoder(model.decoder, torch.float32)
+    z = noise(16, 3, 9, 3)
+    expected, (_, host) = decode(fused, z, 1, 1, Parking(None, 0))
+    monkeypatch.setattr(pinned, "PIECE", 1 << 10)
+    assert host > 20 * pinned.PIECE
+    assert torch.equal(decode(fused, z, 1, 1, Parking(None, 0))[0], expected)
 
 
 @torch.no_grad()
