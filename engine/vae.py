@@ -18,9 +18,8 @@ from .devices import several
 from .devices.ranks import Ranks
 from .devices.several import Devices
 from .devices.spread import Told
-from .documented import DocumentedMethods
 from .errors import InputError
-from .face import Face
+from .face import Face, OldNames
 from .network.stream import frame_spans
 from .request import Request, check_dense, check_frame, check_latent, check_out, check_part, check_seed, check_video
 from .run.noise import noised
@@ -34,7 +33,7 @@ from .video import StreamVideo, TensorVideo
 BLOCK = 16
 
 
-class VideoVAE(Face, Core, DocumentedMethods):
+class VideoVAE(Face, Core, OldNames):
     """A loaded VAE of videos or pictures.
 
     Latents of `decode` and `encode` are host-scaled (the network's times `scale`), those of the `_raw` pair are the

@@ -1,4 +1,4 @@
-"""The API of the original documents; names.py holds it and is imported when the first name is used."""
+"""The functions of the original documents; their files are imported when the first name is used."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from importlib import import_module
 
 
 def __getattr__(name: str) -> object:
-    if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.names"), name)
+    for part in () if name.startswith("__") else ("names", "modules"):
+        module = import_module(f"{__name__}.{part}")
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 from zerowaste_vae import InputError, PlanError, load
+from zerowaste_vae.engine import compat
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.compat import names as compat
-from zerowaste_vae.engine.compat import passes
+from zerowaste_vae.engine.compat import modules, names
 from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.options import DEFAULTS, TOGGLES
 from zerowaste_vae.engine.planning.budget import Limits
@@ -190,7 +190,7 @@ def test_optimising_a_vae_is_scoped(tiny, noise, monkeypatch):
     flags = torch.backends.cudnn.benchmark
     assert compat.optimize_vae_for_inference(tiny, "cpu", enable_channels_last_3d=False) is tiny
     assert tiny.options == DEFAULTS.switched(["tf32", "cudnn_benchmark"], ["channels_last_3d"])
-    assert torch.backends.cudnn.benchmark is flags and not passes._restore
+    assert torch.backends.cudnn.benchmark is flags and not modules._restore
     assert compat.optimize_3d_vae_for_blackwell(tiny, enable_tf32=False, device="cpu") is tiny
     assert (tiny.options.tf32, tiny.options.cudnn_benchmark) == (False, False)
     assert compat.optimize_for_windows_blackwell(tiny, enable_fp8=True, device="cpu") is tiny
@@ -213,7 +213,7 @@ def test_a_foreign_module_keeps_its_result(lines):
     torch.testing.assert_close(module(x), expected, rtol=0, atol=1e-5)
     assert module.block[0].weight.is_contiguous(memory_format=torch.channels_last_3d)
     assert "Converted 2 Conv3d layers to channels_last_3d." in lines()
-    assert not passes._restore  # no GPU: TF32 and cuDNN were left alone
+    assert not modules._restore  # no GPU: TF32 and cuDNN were left alone
     compat.optimize_for_windows_blackwell(module, enable_fp8=True, device="cpu")
     assert any(line.startswith("fp8 is off: Foreign") for line in lines())
     assert any(line.startswith("AMP is off") for line in lines())
@@ -233,9 +233,9 @@ def test_a_hosts_vae_keeps_its_type(tiny):
 
 def test_amp_wraps_the_forward_of_a_foreign_module(monkeypatch, lines):
     module = Foreign()
-    monkeypatch.setattr(compat, "_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(names, "_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(module, "to", lambda _: module)
-    monkeypatch.setattr(compat, "configure_amp_context", lambda: torch.autocast("cpu", torch.bfloat16))
+    monkeypatch.setattr(modules, "configure_amp_context", lambda: torch.autocast("cpu", torch.bfloat16))
     assert compat.optimize_for_windows_blackwell(module) is module
     assert module(torch.ones(1, 3, 2, 4, 4)).dtype == torch.bfloat16
     assert any("autocast" in line for line in lines())
@@ -305,7 +305,7 @@ def test_process_wide_switches_need_a_gpu(monkeypatch, lines):
     before = torch.backends.cudnn.benchmark
     compat.enable_tf32_for_blackwell()()
     compat.enable_cudnn_benchmark()()
-    assert torch.backends.cudnn.benchmark is before and not passes._restore
+    assert torch.backends.cudnn.benchmark is before and not modules._restore
     assert sum("left as it is" in line for line in lines()) == 2
 
 

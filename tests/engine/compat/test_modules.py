@@ -7,10 +7,8 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-from zerowaste_vae.engine import load
+from zerowaste_vae.engine import compat, load
 from zerowaste_vae.engine.archs import seedvr2, wan
-from zerowaste_vae.engine.compat import names as compat
-from zerowaste_vae.engine.compat import training
 from zerowaste_vae.engine.network.ops.attention import FrameAttention
 from zerowaste_vae.engine.network.ops.resnet import Resnet
 from zerowaste_vae.engine.network.state import State
@@ -29,8 +27,8 @@ def test_checkpointed_gradients_are_the_plain_ones(name, seed_model, noise):
     seed_model(plain, 1)
     saving = copy.deepcopy(plain)
     blocks = sum(isinstance(m, (Resnet, FrameAttention)) for m in plain.modules())
-    assert training.checkpoint_blocks(saving) == blocks
-    assert training.checkpoint_blocks(saving) == 0
+    assert compat.checkpoint_blocks(saving) == blocks
+    assert compat.checkpoint_blocks(saving) == 0
     z = noise(1, plain.config.latent_channels, 2, 2, 2)
     for model in (plain, saving):
         model.decoder(z).square().mean().backward()
@@ -77,7 +75,7 @@ def test_activations_are_not_kept(seed_model, noise):
     plain = MODELS["seedvr2"]()
     seed_model(plain, 3)
     saving = copy.deepcopy(plain)
-    training.checkpoint_blocks(saving)
+    compat.checkpoint_blocks(saving)
     assert saved(saving) < 0.5 * saved(plain)
 
 
@@ -86,7 +84,7 @@ def test_blocks_with_history_run_as_they_are(seed_model, noise):
     seed_model(model, 4)
     z = noise(1, 4, 3, 2, 2)
     expected = model.decoder(z)
-    training.checkpoint_blocks(model)
+    compat.checkpoint_blocks(model)
     state = State()
     parts = [model.decoder(part, state) for part in z.split(1, 2)]
     torch.testing.assert_close(torch.cat(parts, 2), expected, rtol=0, atol=1.5e-5)
@@ -96,7 +94,7 @@ def test_blocks_with_history_run_as_they_are(seed_model, noise):
 def test_a_checkpointed_copy_uses_its_own_weights(seed_model, noise):
     model = MODELS["seedvr2"]()
     seed_model(model, 5)
-    training.checkpoint_blocks(model)
+    compat.checkpoint_blocks(model)
     z = noise(1, 4, 1, 2, 2)
     other, before = copy.deepcopy(model), model.decoder(z)
     with torch.no_grad():
