@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+from comfy_api.latest import ui
 from torch import Tensor
 
 from ..engine import InputError
@@ -13,19 +15,9 @@ from ..engine.request import usual_overlap
 from . import frames, host
 from .conversion import engine_vae, host_decode
 from .host import io
-from .pictures import preview
 from .reports import KEY, Outcome
 from .settings import DEFAULT_OVERLAP, Settings, from_widgets
-from .widgets import (
-    chunk_input,
-    output_input,
-    ram_input,
-    report_output,
-    schema,
-    tiling_inputs,
-    vae_input,
-    vram_input,
-)
+from .widgets import chunk_input, output_input, ram_input, report_output, schema, tiling_inputs, vae_input, vram_input
 
 #: The most frames that the figures are taken from; SSIM and seams of more would take longer than the decodes.
 MOST_FRAMES = 17
@@ -141,3 +133,8 @@ def _lines(found: Comparison) -> Iterator[str]:
 
 def _memory(side: dict) -> str:
     return f", {side['gb']:.1f} GB" if side["gb"] else ""
+
+
+def preview(images: list[Tensor], node: type[io.ComfyNode]) -> dict[str, object]:
+    """Return the ui entries of frames [1, H, W, 3] of one size, written to the host's temporary folder."""
+    return ui.PreviewImage(torch.cat([image.float().cpu() for image in images]), cls=node).as_dict()

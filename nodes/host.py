@@ -1,4 +1,4 @@
-"""ComfyUI's VAE type and memory management; with bar.py and machine.py the only file that touches comfy."""
+"""ComfyUI's VAE type and memory management; with services.py the only file that touches comfy."""
 
 from __future__ import annotations
 
@@ -30,20 +30,15 @@ from ..engine.run.kept import KEPT
 from ..engine.run.pinned import POOL
 from ..engine.run.pixels import OUTPUTS
 from ..engine.run.plan import Plan
-from .altered import altered, patched
-from .bar import Progress, say_here, shows_previews
-from .direct import Direct
 from .frames import Layout, strange, too_many
-from .gpus import others
-from .machine import bare, machine, sampled
-from .planning import KNOWN, plan_facts, raised_facts
-from .preview import Preview
-from .progress import Stages
-from .reports import Outcome
+from .networks import Direct, altered, patched
+from .panel import KNOWN, plan_facts, raised_facts
+from .reports import Outcome, fitting
+from .runs import Preview, Stages, others
+from .services import Progress, bare, machine, sampled, say_here, shows_previews
 from .settings import Settings
-from .wording import fitting
 
-__all__ = ["ComfyExtension", "EngineVAE", "Progress", "io", "own_vae"]
+__all__ = ["ComfyExtension", "EngineVAE", "io", "own_vae"]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
-"""Reports of nodes: a text for reading, and the same facts for the panel and for headless clients."""
+"""Reports and errors of nodes, in the words of their widgets."""
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .wording import counted
+from ..engine import InputError, PlanError
 
 if TYPE_CHECKING:
     from ..engine.report import Report
@@ -39,3 +43,49 @@ class Outcome:
 def ui(text: str, facts: dict[str, object] | None = None) -> dict[str, tuple]:
     """Return the ui output of a node with this text, and facts if any."""
     return {"text": (text,), KEY: ((facts or {}) | {"text": text},)}
+
+
+#: Options of the engine -> labels on the nodes.
+_LABELS = {
+    "vram_gb": "VRAM limit (vram_gb)",
+    "ram_gb": "RAM limit (ram_gb)",
+    "tile": "Tile size (tile)",
+    "overlap": "Tile overlap (overlap)",
+}
+_OPTION = re.compile(rf"\b({'|'.join(_LABELS)})\b(?!=)")
+
+
+def labelled(text: str) -> str:
+    """Return `text` with the labels of the widgets in place of the engine's option names ("tile=0" stays: it is a
+    value)."""
+    return counted(_OPTION.sub(lambda found: _LABELS[found.group()], text))
+
+
+def counted(text: str) -> str:
+    """Return `text` with right plurals: "2 latent(s)" becomes "2 latents", "1 frames" becomes "1 frame"."""
+    text = re.sub(r"\b1 ([a-z]+)\(s\)", r"1 \1", text)
+    text = re.sub(r"\b(\d+) ([a-z]+)\(s\)", r"\1 \2s", text)
+    return re.sub(r"(?<![\d.x])\b1 (frame|latent|chunk|clip)s\b", r"1 \1", text)
+
+
+@contextmanager
+def fitting(operation: str) -> Iterator[None]:
+    """Wrap the planning of a run: an error of a plan that does not fit begins with a sentence that says so."""
+    try:
+        yield
+    except PlanError as error:
+        raise PlanError(f"This {operation} does not fit into its memory limit. {labelled(str(error))}") from error
+
+
+@contextmanager
+def needing_gguf(what: str) -> Iterator[None]:
+    """Wrap work on GGUF files: a missing gguf package becomes one line that says how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "gguf":
+            raise
+        raise InputError(
+            f"{what}: the Python package gguf is missing. Install it with: "
+            f'"{sys.executable}" -m pip install "gguf>=0.13.0"'
+        ) from error

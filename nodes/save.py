@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 
-from ..engine import InputError
-from ..engine.files.checkpoint import save_checkpoint
-from . import folders, host
-from .host import io
-from .packages import needing_gguf
-from .reports import ui
-from .saving import DEFAULT_TYPE, SAVE_TYPES, describe
-from .weights import checkpoint_of
+from ..engine import Checkpoint, InputError
+from ..engine.archs import detect
+from ..engine.files.checkpoint import restore_shapes, save_checkpoint
+from . import files
+from .conversion import known, of_network
+from .files import DEFAULT_TYPE, SAVE_TYPES, describe
+from .host import EngineVAE, io
+from .networks import patched
+from .reports import needing_gguf, ui
+from .services import Progress
 from .widgets import report_output, schema, vae_input
 
 _TYPE = (
@@ -57,9 +59,30 @@ class Save(io.ComfyNode):
             raise InputError(f"type={type!r} is not known: use one of {', '.join(SAVE_TYPES)}")
         suffix, kind = SAVE_TYPES[type]
         checkpoint = checkpoint_of(vae)
-        path = folders.output_file(filename_prefix, suffix)
+        path = files.output_file(filename_prefix, suffix)
         started = time.perf_counter()
         with needing_gguf(path.name):
-            result = save_checkpoint(checkpoint, path, kind, progress=host.Progress())
-        report = folders.without_folders(describe(result, checkpoint, time.perf_counter() - started))
+            result = save_checkpoint(checkpoint, path, kind, progress=Progress())
+        report = files.without_folders(describe(result, checkpoint, time.perf_counter() - started))
         return io.NodeOutput(str(path), report, ui=ui(report))
+
+
+def checkpoint_of(vae: object) -> Checkpoint:
+    """Return the weights of an engine VAE, or of a host VAE whose network the engine knows, complete for a file that
+    loads again."""
+    if isinstance(vae, EngineVAE):
+        checkpoint, model = vae.source(), vae.engine.model
+        shapes = {key: tuple(t.shape) for key, t in model.state_dict().items()}
+        config = model.config
+    elif known(vae) and patched(getattr(vae, "patcher", None)) is not None:
+        raise InputError("Another node has laid patches over this VAE's weights: save it with ComfyUI's own VAE Save")
+    elif known(vae):
+        checkpoint = of_network(vae.first_stage_model)
+        shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
+        config = detect(shapes).config_of(shapes, checkpoint.metadata)
+    else:
+        network = type(getattr(vae, "first_stage_model", vae)).__name__
+        raise InputError(f"{network}: not a VAE the engine knows; save it with ComfyUI's own VAE Save")
+    tensors = restore_shapes(checkpoint, shapes).tensors
+    groups = {} if config.norm_groups is None else {"norm_num_groups": config.norm_groups}
+    return Checkpoint({key: tensors[key] for key in shapes}, {**checkpoint.metadata, **groups})

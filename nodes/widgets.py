@@ -1,10 +1,14 @@
-"""Widgets that several nodes share."""
+"""Widgets that several nodes share, and those of the optimisations."""
 
 from __future__ import annotations
 
+from ..engine.archs import WORDS
+from ..engine.kernels.cards import AUTO, CHOICES
 from ..engine.loader import NAMES
+from ..engine.options import TOGGLES, Options
 from .frames import ANY_VAE
 from .host import io
+from .services import unavailable
 from .settings import DEFAULT_OVERLAP, FRAMES
 
 #: The pack's name, as users read it.
@@ -14,6 +18,13 @@ MODELS = (
     "SeedVR2, Wan, Qwen-Image, HunyuanVideo, LTX, MiniMax H3, Mochi, Cosmos, Flux, Z-Image, SD3, SDXL and Stable "
     "Diffusion"
 )
+
+#: Words that users search for when a decode is slow or does not fit.
+SEARCH = [
+    "vae decode", "decode video", "tiled decode", "latent to video", "long video", *WORDS,
+    "oom", "out of memory", "vram", "memory", "tiled", "slow", "fast", "slow vae", "vae oom", "vae out of memory",
+    *(f"{word} vae" for word in WORDS),
+]  # fmt: skip
 
 _TILE = (
     "Tile size in pixels. 0 lets the planner choose one for the VRAM target; any other value is used as it is, "
@@ -187,3 +198,66 @@ def _pixels(name: str, default: int, tooltip: str, optional: bool = False) -> io
 
 def vae_input(tooltip: str = "From any loader. What the engine does not know runs by ComfyUI's own code.") -> io.Input:
     return io.Vae.Input("vae", display_name="VAE", tooltip=tooltip)
+
+
+#: Saved workflows know widgets by their place: the first so many toggles stand before Optimize's last widget, later
+#: ones after it.
+FIRST = 9
+#: The number of toggles before `kernels`, which came after them.
+BEFORE_KERNELS = 10
+
+
+def toggle_inputs() -> tuple[list[io.Input], list[io.Input]]:
+    """Return the dB floor with the first toggles, and the toggles that came later. Those that have no effect here carry
+    the reason, for the tooltip and the panel; those that plans depend on are marked for the panel."""
+    floor = io.Float.Input(
+        "min_db",
+        display_name="Least quality (dB), 0 = exact",
+        default=0.0,
+        min=0.0,
+        max=200.0,
+        step=1.0,
+        optional=True,
+        tooltip="PSNR in dB (peak 2.0) that approximations must keep against the exact decode. 0: nothing approximate "
+        "but what is switched on here.",
+    )
+    toggles = [_toggle(name, reason) for name, reason in unavailable().items()]
+    later = [*toggles[FIRST:BEFORE_KERNELS], _kernels(), *toggles[BEFORE_KERNELS:]]
+    return [advanced(floor), *toggles[:FIRST]], later
+
+
+def _kernels() -> io.Combo.Input:
+    widget = io.Combo.Input(
+        "kernels", display_name="Which fused kernels", options=list(CHOICES), default=AUTO, optional=True,
+        tooltip="auto: the compiled kernels that come with this pack, or Triton's where those lack one (on data-centre "
+        "cards Triton's first). triton, plain (plain torch) or a compiled set, on any card: A is for RTX 30, B for RTX "
+        "40, C and D for RTX 50.",
+    )  # fmt: skip
+    widget.extra_dict["zerowaste_planned"] = True
+    return advanced(widget)
+
+
+def _toggle(name: str, reason: str | None) -> io.Boolean.Input:
+    default = getattr(Options(), name) is not False
+    toggle = TOGGLES[name]
+    tooltip = toggle.text + (f" Not in use here: {reason}." if reason else "")
+    widget = io.Boolean.Input(name, display_name=toggle.label, default=default, optional=True, tooltip=tooltip)
+    if toggle.memory:
+        widget.extra_dict["zerowaste_planned"] = True
+    if reason:
+        widget.extra_dict["zerowaste_off"] = reason
+    return advanced(widget)
+
+
+def options_from(min_db: float = 0.0, kernels: str = AUTO, **toggles: bool) -> Options:
+    """Return options from widget values; those not given keep the engine's default."""
+    given = {name: toggles[name] for name in TOGGLES if name in toggles}
+    if given.get("channels_last_3d"):
+        # Only for the kernels: plain torch is slower with it (1.8 times on an H200), so this widget never asks for it.
+        given["channels_last_3d"] = None
+    return Options(**given, min_db=min_db, kernels=kernels)
+
+
+def without_optimisations() -> Options:
+    """Return the options of plain torch without optimisations."""
+    return Options().switched(off=TOGGLES)

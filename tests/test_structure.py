@@ -68,6 +68,17 @@ def test_a_circle_is_found(arrows):
     assert circles(arrows) == [sorted(arrows)]
 
 
+def test_comfy_is_imported_by_two_files_of_the_nodes():
+    """A new release of ComfyUI is followed there; the others use its public node API, or nothing of it."""
+    found = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            modules += [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            found |= {room(path) for module in modules if module.split(".")[0] == "comfy"}
+    assert found == {"nodes/host.py", "nodes/services.py"}
+
+
 # -- where architectures are named ------------------------------------------------------------------------------------
 
 # Those with a file of their own, what Wan is called elsewhere, and one that is not run.

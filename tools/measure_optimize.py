@@ -38,7 +38,7 @@ def main() -> None:
 
     comfy.options.enable_args_parsing()
     import comfy.sd
-    from zerowaste_vae.nodes.optimize import Optimize
+    from zerowaste_vae.nodes.loader import Optimize
 
     stock = comfy.sd.VAE(sd=random_checkpoint(PUBLISHED).tensors)
     stock.throw_exception_if_invalid()

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from zerowaste_vae.nodes.planning import Question
+from zerowaste_vae.nodes.panel import Question
 
 SCRIPT = Path(__file__).resolve().parents[2] / "web" / "js" / "question.js"
 # A graph in few words: {name: {"class", "widgets", "inputs": {name: [type, source]}, "specs", "mode"}} -> question of

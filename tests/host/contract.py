@@ -92,10 +92,10 @@ def names(table: list[tuple[str, str, str]]) -> dict[str, str]:
 def used_in_python() -> set[str]:
     """Names of ComfyUI that nodes/ imports or reads, getattr and hasattr included."""
     found = {name for path in sorted((ROOT / "nodes").glob("*.py")) for name in _of(ast.parse(path.read_text()))}
-    options = ast.parse((ROOT / "nodes" / "flags.py").read_text())
-    return found | {f"{ARGS}.{name}" for name in _read(options, "args")} | {
-        f"{ARGS}.{key.value}" for node in ast.walk(options) if isinstance(node, ast.Dict) for key in node.keys
-    }  # fmt: skip
+    options = ast.parse((ROOT / "nodes" / "settings.py").read_text())
+    tables = [n.value for n in options.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Dict)]
+    listed = {key.value for table in tables for key in table.keys}
+    return found | {f"{ARGS}.{name}" for name in listed | _read(options, "args")}
 
 
 def _of(tree: ast.Module) -> Iterator[str]:

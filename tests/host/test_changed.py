@@ -9,7 +9,7 @@ import os
 import tempfile
 import torch
 from zerowaste_vae.engine import Checkpoint, read_checkpoint
-from zerowaste_vae.nodes import making
+from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.host import EngineVAE
 from zerowaste_vae.nodes.settings import Settings
 torch.manual_seed(0)
@@ -44,14 +44,14 @@ with torch.inference_mode():
         expected.append(EngineVAE(source, precision, Settings()).encode(x))
     assert not torch.equal(*expected)
     os.environ["ZEROWASTE_CACHE"] = tempfile.mkdtemp()
-    vae = making.from_file(vae_file, precision, None, Settings())
+    vae = conversion.from_file(vae_file, precision, None, Settings())
     calls = [vae.encode, around] if first == "plain" else [lambda x: around(vae), vae.encode]
     for turn in range(4):
         plain = (turn % 2 == 0) == (first == "plain")
         found = vae.encode(x) if plain else around(vae)
         assert torch.equal(found, expected[0 if plain else 1]), (turn, plain)
     assert len(set(files())) <= 1, files()
-    again = making.from_file(vae_file, precision, None, Settings())
+    again = conversion.from_file(vae_file, precision, None, Settings())
     assert torch.equal(again.encode(x), expected[0])
 print("followed")
 """

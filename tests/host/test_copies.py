@@ -9,12 +9,12 @@ import weakref
 import comfy.model_management as mm
 import torch
 from zerowaste_vae.engine.options import Options
-from zerowaste_vae.nodes import making
+from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.settings import Settings
 gc.collect()
 gc.disable()
 for precision in ("auto", "int8"):
-    vae = making.from_file(vae_file, precision, None, Settings())
+    vae = conversion.from_file(vae_file, precision, None, Settings())
     other = vae.with_wishes(Settings(), Options(composed_upsample=False))
     for one in (vae, other):
         one.encode(one.decode(torch.randn(1, 16, 2, 4, 4))[0])
@@ -30,9 +30,9 @@ COPIED = """
 import copy
 import torch
 from zerowaste_vae.engine.options import Options
-from zerowaste_vae.nodes import making
+from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.settings import Settings
-vae = making.from_file(vae_file, "auto", None, Settings(chunk=1))
+vae = conversion.from_file(vae_file, "auto", None, Settings(chunk=1))
 vae = vae.with_wishes(vae.settings, Options(composed_upsample=False))
 z = torch.randn(1, 16, 2, 4, 4)
 frames, own, shared = vae.decode(z), copy.deepcopy(vae), copy.copy(vae)
@@ -57,10 +57,10 @@ try:
 except ImportError:
     print("selected: this host has no such node")
     raise SystemExit
-from zerowaste_vae.nodes import making
-from zerowaste_vae.nodes.optimize import Optimize
+from zerowaste_vae.nodes import conversion
+from zerowaste_vae.nodes.loader import Optimize
 from zerowaste_vae.nodes.settings import Settings
-vae = making.from_file(vae_file, "int8", None, Settings())
+vae = conversion.from_file(vae_file, "int8", None, Settings())
 z = torch.randn(1, 16, 2, 4, 4)
 frames = vae.decode(z)
 chosen = SelectVAEDeviceNode.execute(Optimize.execute(vae)[0], "default")[0]
@@ -83,9 +83,9 @@ import comfy.sd
 import torch
 from comfy.ldm.wan.vae import WanVAE
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.nodes import conversion, making
+from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.decode import Decode
-from zerowaste_vae.nodes.optimize import Optimize
+from zerowaste_vae.nodes.loader import Optimize
 from zerowaste_vae.nodes.settings import Settings
 shape = dict(dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[], temperal_downsample=[False, True, True])
 weights = WanVAE(dim=4, z_dim=16, image_channels=3, conv_out_channels=3, **shape).state_dict()
@@ -107,7 +107,7 @@ for converted in (False, True):
     assert torch.equal(Decode.execute(samples={"samples": z}, vae=stock)[0], around.reshape(-1, *around.shape[-3:]))
     pad(stock, "zeros")
 assert conversion.engine_vae(stock) is not None
-ours = making.from_file(vae_file, "auto", None, Settings())
+ours = conversion.from_file(vae_file, "auto", None, Settings())
 pad(ours, "circular", torch.nn.Conv3d)
 for call in (lambda: ours.decode(z), lambda: ours.encode(torch.rand(1, 16, 16, 3))):
     try:

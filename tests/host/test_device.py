@@ -12,11 +12,11 @@ torch.cuda.get_device_capability = lambda *_: (9, 0)
 from zerowaste_vae.engine.planning import choice
 choice.Choices.of = lambda *_: None  # nothing lacks kernels
 from zerowaste_vae.engine import core
-from zerowaste_vae.nodes import making
+from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.settings import Settings
 asked = []
 core.why_off = lambda name, config, dtype, device, *_: asked.append((dtype, device))
-vae = making.from_file(vae_file, "auto", None, Settings())
+vae = conversion.from_file(vae_file, "auto", None, Settings())
 assert (vae.engine.precision, vae.engine.device) == ("fp16", gpu), (vae.engine.precision, vae.engine.device)
 assert all(p.device.type == "cpu" for p in vae.engine.model.parameters())
 vae.memory_used_decode((1, 16, 2, 8, 8), torch.float16)
@@ -27,7 +27,7 @@ print("planned for", gpu)
 ONCE = """
 import torch
 from zerowaste_vae.engine.planning.planner import Planner
-from zerowaste_vae.nodes import host, making
+from zerowaste_vae.nodes import conversion, host
 from zerowaste_vae.nodes.settings import Settings
 host.EngineVAE._on_gpu = True  # room is made there
 made, plan = [], Planner.plan
@@ -38,10 +38,10 @@ def plans(run, given):
     assert outcome.report.plan == made[-1].describe(), (outcome.report.plan, made)
     return result, len(made)
 z = torch.randn(1, 16, 2, 4, 4)
-vae = making.from_file(vae_file, "auto", None, Settings())
+vae = conversion.from_file(vae_file, "auto", None, Settings())
 frames, decode = plans(vae.run_decode, z)
 _, encode = plans(vae.run_encode, torch.nn.functional.pad(frames, (0, 0, 0, 3, 0, 5)))
-vae = making.from_file(vae_file, "int8", None, Settings())
+vae = conversion.from_file(vae_file, "int8", None, Settings())
 print("plans:", decode, encode, *(plans(vae.run_decode, z)[1] for _ in range(2)))
 """
 
@@ -50,9 +50,9 @@ import comfy.model_management as mm
 import torch
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.run.pinned import POOL
-from zerowaste_vae.nodes import making
+from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.settings import Settings
-vae = making.from_file(vae_file, "auto", None, Settings())
+vae = conversion.from_file(vae_file, "auto", None, Settings())
 other = vae.with_wishes(Settings(), Options(composed_upsample=False))
 assert other.engine is not vae.engine and other.patcher is vae.patcher
 mm.load_models_gpu([vae.patcher], force_full_load=True)
@@ -79,9 +79,9 @@ KEPT = """
 import comfy.model_management as mm
 import torch
 from zerowaste_vae.engine.options import Options
-from zerowaste_vae.nodes import making
+from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.settings import Settings
-vae = making.from_file(vae_file, "int8", None, Settings())
+vae = conversion.from_file(vae_file, "int8", None, Settings())
 z = torch.randn(1, 16, 2, 4, 4)
 frames = vae.decode(z)
 packed = vae.engine._fused._packed["decoder"]
@@ -99,7 +99,7 @@ print("kept")
 GRAPHS = """
 import torch
 from zerowaste_vae.engine.run.kept import KEPT
-from zerowaste_vae.nodes import making
+from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.settings import Settings
 
 class Graphs:
@@ -114,7 +114,7 @@ def leave(call):
         return result
     return run
 
-vae, left = making.from_file(vae_file, "auto", None, Settings()), []
+vae, left = conversion.from_file(vae_file, "auto", None, Settings()), []
 for call, given in (("decode", torch.randn(1, 16, 2, 4, 4)), ("encode", torch.rand(5, 32, 32, 3))):
     left.append(Graphs())
     setattr(vae.engine, call, leave(getattr(vae.engine, call)))
@@ -127,7 +127,7 @@ SCOPED = """
 import torch
 from zerowaste_vae.engine.kernels.precision import tf32_asked
 from zerowaste_vae.engine.options import Options
-from zerowaste_vae.nodes import scoped as scoped_settings
+from zerowaste_vae.nodes import conversion
 
 class Unknown:
     device, vae_dtype = torch.device("cuda", 0), torch.float32
@@ -135,23 +135,23 @@ class Unknown:
         return torch.backends.cudnn.benchmark, tf32_asked()
     decode_tiled = encode = encode_tiled = decode
 
-scoped_settings.availability = lambda *_: {"tf32": None, "cudnn_benchmark": None}
+conversion.availability = lambda *_: {"tf32": None, "cudnn_benchmark": None}
 vae = Unknown()
 before = vars(vae).copy()
 state = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-same, names = scoped_settings.with_scoped_settings(vae, Options())
+same, names = conversion.with_scoped_settings(vae, Options())
 assert same is vae and names == []
-scoped, names = scoped_settings.with_scoped_settings(vae, Options(cudnn_benchmark=True))
+scoped, names = conversion.with_scoped_settings(vae, Options(cudnn_benchmark=True))
 assert names == ["cudnn_benchmark"], names
 assert scoped is not vae and vars(vae) == before
 assert scoped.decode(0) == (True, False)
 assert vae.decode(0) == (False, False)
-scoped, names = scoped_settings.with_scoped_settings(vae, Options(tf32=True))
+scoped, names = conversion.with_scoped_settings(vae, Options(tf32=True))
 assert scoped.encode_tiled(0) == (False, True)
 assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == state
 assert not torch.backends.cudnn.benchmark and not tf32_asked()
-scoped_settings.availability = lambda *_: {"tf32": "no", "cudnn_benchmark": "no"}
-assert scoped_settings.with_scoped_settings(vae, Options(tf32=True, cudnn_benchmark=True)) == (vae, [])
+conversion.availability = lambda *_: {"tf32": "no", "cudnn_benchmark": "no"}
+assert conversion.with_scoped_settings(vae, Options(tf32=True, cudnn_benchmark=True)) == (vae, [])
 print("scoped")
 """
 
@@ -180,9 +180,9 @@ try:
     conversion.engine_vae(None)
 except InputError as error:
     assert "no VAE" in str(error)
-from zerowaste_vae.nodes import making
+from zerowaste_vae.nodes import conversion
 said = []
-making.log.once.__defaults__ = (said.append,)
+conversion.log.once.__defaults__ = (said.append,)
 weights = WanVAE(dim=4, z_dim=16, image_channels=3, conv_out_channels=1, **shape).state_dict()
 odd = comfy.sd.VAE(sd={key: torch.randn_like(t) for key, t in weights.items()})
 assert conversion.engine_vae(odd) is conversion.engine_vae(odd) is None
@@ -196,7 +196,7 @@ import torch
 from comfy.ldm.wan.vae import WanVAE
 import comfy.model_management as mm
 from zerowaste_vae.engine import core
-from zerowaste_vae.nodes import conversion, making
+from zerowaste_vae.nodes import conversion
 core.why_off = lambda *_: None
 shape = dict(dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[], temperal_downsample=[False, True, True])
 weights = WanVAE(dim=4, z_dim=16, image_channels=3, conv_out_channels=3, **shape).state_dict()
@@ -206,8 +206,8 @@ torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 2
 torch.cuda.get_device_capability = lambda *_: (9, 0)
 for device in (torch.device("cpu"), torch.device("cuda", 1)):
     stock.device = stock.patcher.load_device = device
-    ours = making.from_host_vae(stock, "auto")
-    assert ours.device == ours.engine.device == making.with_precision(ours, "bf16").device == device, ours.device
+    ours = conversion.from_host_vae(stock, "auto")
+    assert ours.device == ours.engine.device == conversion.with_precision(ours, "bf16").device == device, ours.device
 print("where it was put")
 """
 
@@ -219,13 +219,13 @@ torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 torch.cuda.get_device_capability, torch.cuda.get_device_name = lambda *_: (9, 0), lambda *_: "GPU"
 from zerowaste_vae.engine import core
 from zerowaste_vae.engine.kernels import targets
-from zerowaste_vae.nodes import making
-from zerowaste_vae.nodes.optimize import Optimize
+from zerowaste_vae.nodes import conversion
+from zerowaste_vae.nodes.loader import Optimize
 from zerowaste_vae.nodes.settings import Settings
 targets.triton_version, core.why_off = lambda: (3, 6), lambda *_: None
 from zerowaste_vae.engine.planning import choice
 choice.Choices.of = lambda *_: None  # nothing lacks kernels
-vae = making.from_file(vae_file, "auto", None, Settings())
+vae = conversion.from_file(vae_file, "auto", None, Settings())
 for first in ({"fp8": True}, {"min_db": 20.0}):
     once = Optimize.execute(vae, **first)[0]
     assert once.engine.precision == "fp8", once.engine.precision
@@ -237,7 +237,7 @@ print("still fp8")
 TRIMMED = """
 import torch
 from comfy_api.latest import InputImpl
-from zerowaste_vae.nodes.from_video import _Frames
+from zerowaste_vae.nodes.encode import _Frames
 clip = str(vae_file.parent / "demo_clip.mp4")
 full = InputImpl.VideoFromFile(clip).get_components().images
 def which(frames):
@@ -253,7 +253,7 @@ print("the same frames")
 
 PINNED = """
 from zerowaste_vae.engine.run import pinned
-from zerowaste_vae.nodes.machine import machine
+from zerowaste_vae.nodes.services import machine
 assert not pinned._forbidden
 machine()
 print("forbidden:", pinned._forbidden)

@@ -17,10 +17,10 @@ from zerowaste_vae.engine.archs import by_name, kl, wan
 from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.nodes.decode import Decode
 from zerowaste_vae.nodes.encode import Encode
-from zerowaste_vae.nodes.from_video import EncodeFromVideo
-from zerowaste_vae.nodes.headers import DEMO
+from zerowaste_vae.nodes.encode import EncodeFromVideo
+from zerowaste_vae.nodes.files import DEMO
 from zerowaste_vae.nodes.loader import Loader
-from zerowaste_vae.nodes.to_video import DecodeToVideo
+from zerowaste_vae.nodes.decode import DecodeToVideo
 
 def refused(says, node, *given, **widgets):
     try:

@@ -11,11 +11,11 @@ from pathlib import Path
 from zerowaste_vae.engine import InputError
 from zerowaste_vae.nodes.decode import Decode
 from zerowaste_vae.nodes.encode import Encode
-from zerowaste_vae.nodes.from_video import EncodeFromVideo
-from zerowaste_vae.nodes.headers import DEMO
+from zerowaste_vae.nodes.encode import EncodeFromVideo
+from zerowaste_vae.nodes.files import DEMO
 from zerowaste_vae.nodes.loader import Loader
 from zerowaste_vae.nodes.save import Save
-from zerowaste_vae.nodes.to_video import DecodeToVideo
+from zerowaste_vae.nodes.decode import DecodeToVideo
 
 def refused(node, *given, **widgets):
     try:

@@ -12,13 +12,13 @@ mm.get_total_memory = lambda *_: 16 << 30
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 torch.cuda.get_device_capability = lambda *_: (9, 0)
 from zerowaste_vae.engine import PlanError, core
-from zerowaste_vae.nodes import making
+from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.settings import Settings
 core.why_off = lambda *_: None
 asked = []
 mm.load_models_gpu = lambda models, memory_required, **_: asked.append(memory_required)
 mm.cuda_device_context = contextlib.nullcontext
-vae = making.from_file(vae_file, "auto", None, Settings())
+vae = conversion.from_file(vae_file, "auto", None, Settings())
 vae.engine.to = lambda device: None
 size = (1, 4, 135, 240)
 untiled = vae._peak("decoder", size)

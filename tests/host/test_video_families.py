@@ -158,10 +158,10 @@ comfy.options.enable_args_parsing()
 import copy
 import pathlib
 import torch
-from zerowaste_vae.nodes import making
-from zerowaste_vae.nodes.optimize import Optimize
+from zerowaste_vae.nodes import conversion
+from zerowaste_vae.nodes.loader import Optimize
 from zerowaste_vae.nodes.settings import Settings
-vae = making.from_file(pathlib.Path(path), "auto", None, Settings())
+vae = conversion.from_file(pathlib.Path(path), "auto", None, Settings())
 z = torch.randn(1, vae.latent_channels, 3, 2, 2)
 usual, chosen = vae.decode(z), copy.copy(vae)
 chosen.first_stage_model.decode_timestep, chosen.first_stage_model.decode_noise_scale = 0.3, 0.0
@@ -169,8 +169,8 @@ wanted = vae.engine.decode(z, timestep=0.3, noise=0.0)
 assert not torch.equal(wanted, usual)
 for one in (chosen, copy.deepcopy(chosen), Optimize.execute(chosen)[0], Optimize.execute(chosen, precision="fp32")[0]):
     assert torch.equal(one.decode(z), wanted)
-assert torch.equal(making.with_precision(chosen, "bf16").decode(z).float(),
-                   making.with_precision(vae, "bf16").engine.decode(z, timestep=0.3, noise=0.0))
+assert torch.equal(conversion.with_precision(chosen, "bf16").decode(z).float(),
+                   conversion.with_precision(vae, "bf16").engine.decode(z, timestep=0.3, noise=0.0))
 assert torch.equal(vae.decode(z), usual)
 chosen.encode(usual[0])
 print("followed")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from zerowaste_vae.engine.options import BY_DEFAULT
 from zerowaste_vae.engine.planning import refusals
-from zerowaste_vae.nodes.wording import labelled
+from zerowaste_vae.nodes.reports import labelled
 
 ROOT = Path(__file__).resolve().parents[2]
 CHINESE = json.loads((ROOT / "locales" / "zh" / "main.json").read_text())["zerowaste"]["said"]

@@ -13,7 +13,7 @@ from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.run.kept import KEPT, Kept
 from zerowaste_vae.engine.run.scope import scoped_math
-from zerowaste_vae.nodes.planning import Question, answer
+from zerowaste_vae.nodes.panel import Question, answer
 
 from .faults import forget_others, leftovers
 from .test_scope import CUDA, cudnn, product, settings

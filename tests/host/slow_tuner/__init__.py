@@ -27,7 +27,7 @@ def run(walk, device, progress, cancel):
 
 
 def ours():
-    return next(module for name, module in sys.modules.items() if name.endswith(".nodes.tuning"))
+    return next(module for name, module in sys.modules.items() if name.endswith(".nodes.panel"))
 
 
 @PromptServer.instance.routes.get("/slow_tuner/ticks/{count}")
@@ -40,5 +40,5 @@ async def ticks(request):
             pass
         module = ours()
         module.TUNER._run, module.TUNER._why = run, lambda device: None
-        module.planning.walk_of = lambda model, device: ("fails" if model == "not_a_vae.safetensors" else model, "")
+        module.walk_of = lambda model, device: ("fails" if model == "not_a_vae.safetensors" else model, "")
     return web.json_response({})

@@ -50,21 +50,21 @@ def _kind(**parts: object) -> SimpleNamespace:
 
 @pytest.fixture
 def optimize(monkeypatch):
-    """nodes/optimize.py beside a host that builds plain widgets, on a machine that lacks fp8."""
+    """nodes/loader.py beside a host that builds plain widgets, on a machine that lacks fp8."""
     host = ModuleType("zerowaste_vae.nodes.host")
     kinds = {name: _kind() for name in ("Float", "Boolean", "Int", "String", "Vae", "Combo")}
     kinds["DynamicCombo"] = _kind(Option=SimpleNamespace)
     kinds["DynamicCombo"].Option = lambda *args, **rest: None
     host.io = SimpleNamespace(ComfyNode=object, Schema=Schema, NodeOutput=SimpleNamespace, **kinds)
     host.__getattr__ = lambda name: object
-    machine = ModuleType("zerowaste_vae.nodes.machine")
-    machine.unavailable = lambda: {name: "no GPU" if name == "fp8" else None for name in TOGGLES}
-    machine.__getattr__ = lambda name: object
+    services = ModuleType("zerowaste_vae.nodes.services")
+    services.unavailable = lambda: {name: "no GPU" if name == "fp8" else None for name in TOGGLES}
+    services.__getattr__ = lambda name: object
     for name in [m for m in sys.modules if m.startswith("zerowaste_vae.nodes.")]:
         monkeypatch.delitem(sys.modules, name)
-    for module in (host, machine):
+    for module in (host, services, ModuleType("folder_paths")):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    yield importlib.import_module("zerowaste_vae.nodes.optimize")
+    yield importlib.import_module("zerowaste_vae.nodes.loader")
     for name in [m for m in sys.modules if m.startswith("zerowaste_vae.nodes.")]:
         monkeypatch.delitem(sys.modules, name)
 

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import os
+import sys
 from datetime import datetime
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from zerowaste_vae.engine import Checkpoint, InputError, load, read_checkpoint
 from zerowaste_vae.engine.files.checkpoint import save_checkpoint
-from zerowaste_vae.nodes.saving import DEFAULT_TYPE, SAVE_TYPES, check_prefix, dated, describe
+
+# ComfyUI's, which these tests need nothing of.
+sys.modules.setdefault("folder_paths", ModuleType("folder_paths"))
+from zerowaste_vae.nodes.files import (  # noqa: E402
+    DEFAULT_TYPE,
+    MOST_CHARACTERS,
+    SAVE_TYPES,
+    check_prefix,
+    dated,
+    describe,
+    without_suffix,
+)
 
 
 def test_every_choice_writes_a_file_that_loads(tmp_path, vae_file, vae):
@@ -68,3 +81,11 @@ def test_days_and_times_are_filled_in():
     assert dated("vae/%date:yyyy-MM-dd%/x_%date:hhmmss%", now) == "vae/2026-03-07/x_040509"
     assert dated("%date:yy.M.d h_m_s%", now) == "26.3.7 4_5_9"
     assert dated("%year%/plain date:yyyy", now) == "%year%/plain date:yyyy"
+
+
+def test_names_of_files(tmp_path):
+    assert without_suffix("a/b.Safetensors") == "a/b" and without_suffix("a.b/c") == "a.b/c"
+    check_prefix(tmp_path, "x" * MOST_CHARACTERS)
+    for name in ("x" * (MOST_CHARACTERS + 1), "folder/" + "名" * 51, "x" * 300 + "/y"):
+        with pytest.raises(InputError, match="is too long"):
+            check_prefix(tmp_path, name)

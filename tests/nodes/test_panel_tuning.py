@@ -9,8 +9,8 @@ import pytest
 import torch
 from zerowaste_vae.engine import InputError
 from zerowaste_vae.engine.errors import Cancelled
-from zerowaste_vae.nodes import planning
-from zerowaste_vae.nodes.tuning import Tuner
+from zerowaste_vae.nodes import panel
+from zerowaste_vae.nodes.panel import Tuner
 
 GPU = torch.device("cuda", 0)
 DONE = (SimpleNamespace(schedules={1: 1, 2: 2}), SimpleNamespace(left=[3], dropped=[4, 5]))
@@ -18,7 +18,7 @@ DONE = (SimpleNamespace(schedules={1: 1, 2: 2}), SimpleNamespace(left=[3], dropp
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
-    monkeypatch.setattr(planning, "walk_of", lambda model, device: (model, "off here" if model == "plain" else ""))
+    monkeypatch.setattr(panel, "walk_of", lambda model, device: (model, "off here" if model == "plain" else ""))
 
 
 def idle() -> bool:
@@ -112,6 +112,6 @@ def test_what_cannot_begin_says_why():
 def test_a_vae_is_known_by_its_name_or_from_a_run(monkeypatch):
     monkeypatch.undo()
     with pytest.raises(InputError, match=r"whatever\.bin is not known: run a workflow that loads it first"):
-        planning.walk_of("whatever.bin", torch.device("cpu"))
-    walk, off = planning.walk_of("wan_2.1_vae.safetensors", torch.device("cpu"))
+        panel.walk_of("whatever.bin", torch.device("cpu"))
+    walk, off = panel.walk_of("wan_2.1_vae.safetensors", torch.device("cpu"))
     assert walk.architecture.name == "wan2.1" and "CUDA" in off

@@ -12,10 +12,8 @@ from zerowaste_vae.engine import InputError, PlanError
 from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.planning.fusable import half_not_fused
 from zerowaste_vae.engine.precision.modes import PRECISIONS
-from zerowaste_vae.nodes.packages import needing_gguf
-from zerowaste_vae.nodes.saving import MOST_CHARACTERS, check_prefix, without_suffix
+from zerowaste_vae.nodes.reports import counted, fitting, labelled, needing_gguf
 from zerowaste_vae.nodes.settings import from_widgets
-from zerowaste_vae.nodes.wording import counted, fitting, labelled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,11 +59,3 @@ def test_a_missing_gguf_package_is_one_line_with_the_command():
 def test_a_tiling_nobody_knows_is_an_error(tiling):
     with pytest.raises(InputError, match="is not known: use one of auto, untiled, exact, blended"):
         from_widgets(tiling=tiling)
-
-
-def test_names_of_files(tmp_path):
-    assert without_suffix("a/b.Safetensors") == "a/b" and without_suffix("a.b/c") == "a.b/c"
-    check_prefix(tmp_path, "x" * MOST_CHARACTERS)
-    for name in ("x" * (MOST_CHARACTERS + 1), "folder/" + "名" * 51, "x" * 300 + "/y"):
-        with pytest.raises(InputError, match="is too long"):
-            check_prefix(tmp_path, name)

@@ -1,0 +1,206 @@
+"""Files in ComfyUI's folders: the VAEs that are there, and names and formats of new files."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import datetime
+from pathlib import Path
+
+import folder_paths
+
+from ..engine import Checkpoint, InputError, demo_vae_path, log, read_checkpoint
+from ..engine.archs import by_file, detect
+from ..engine.files.checkpoint.convert import Conversion
+from ..engine.files.checkpoint.quantize import PLAIN, TYPES
+from ..engine.files.checkpoint.reading import one_line
+from ..engine.loader import stored_groups
+from .panel import KNOWN
+
+#: Formats the engine reads; the host's own list leaves .gguf out and has pickled files, which are never opened.
+SUFFIXES = (".safetensors", ".sft", ".gguf")
+
+
+def vae_files() -> list[str]:
+    """Return the files of models/vae (all its configured folders) that the engine can read, as the host names them."""
+    found: set[str] = set()
+    for folder in folder_paths.get_folder_paths("vae"):
+        files, _ = folder_paths.recursive_search(folder, excluded_dir_names=[".git"])
+        found.update(name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES)
+    return sorted(found)
+
+
+def vae_file(name: str) -> Path:
+    """Return the path of one of `vae_files`."""
+    return Path(folder_paths.get_full_path_or_raise("vae", name))
+
+
+def checkpoint_file(name: str) -> Path | None:
+    """Return the path of a file of models/checkpoints, by the name the host lists it under; None where there is
+    none."""
+    listed = name in folder_paths.get_filename_list("checkpoints")
+    return Path(folder_paths.get_full_path_or_raise("checkpoints", name)) if listed else None
+
+
+def without_folders(text: str) -> str:
+    """Return a message without the host's folders: files are named as the host lists them."""
+    named = {folder: "" for kind in ("vae", "checkpoints") for folder in folder_paths.get_folder_paths(kind)}
+    named |= {folder_paths.get_output_directory(): "output/", folder_paths.get_temp_directory(): "temp/"}
+    named |= {folder_paths.get_input_directory(): "input/", str(Path(__file__).resolve().parents[1]): ""}
+    for folder in sorted(named, key=len, reverse=True):
+        for written in {folder, os.path.realpath(folder)}:
+            text = text.replace(written + os.sep, named[folder])
+    return text
+
+
+def temporary_file(suffix: str) -> Path:
+    """Return the path of a new file in the folder that the host empties when it starts and ends."""
+    folder = Path(folder_paths.get_temp_directory())
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"zerowaste_{secrets.token_hex(6)}{suffix}"
+
+
+def output_file(prefix: str, suffix: str) -> Path:
+    """Return the path of a new file in the output folder, named and counted as the host's own saving nodes do."""
+    output = folder_paths.get_output_directory()
+    prefix = dated(without_suffix(prefix), datetime.now())
+    check_prefix(Path(output), prefix)
+    try:
+        folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, output)
+    except OSError as error:
+        raise InputError(f"filename_prefix={prefix!r}: no folder for it can be made ({error.strerror})") from error
+    return Path(folder, f"{name}_{counter:05}_{suffix}")
+
+
+DEMO = "demo (small)"
+#: The longest time that the list of files waits for the headers of new ones.
+SECONDS = 0.5
+#: Rank of files that the engine cannot run; video VAEs have 0, image VAEs 1.
+_FOREIGN = 2
+
+# Headers are read in a thread of their own: a folder of many large files must not hold up the server.
+_reader = ThreadPoolExecutor(1, "zerowaste-headers")
+_read: set[tuple[str, int, int]] = set()
+
+
+def path_of(name: str) -> Path:
+    """Return the path of a file of models/vae, or of the demo VAE."""
+    return demo_vae_path() if name == DEMO else vae_file(name)
+
+
+def listed() -> list[str]:
+    """Return the files of models/vae, video VAEs first, then image VAEs, then files the engine cannot run; tell the
+    planner about them.
+
+    The demo VAE stands before files that cannot run: the first entry is the default of a new node.
+    """
+    files = vae_files()
+    read = _reader.submit(_learn_all, [*files, DEMO])
+    # Headers are read within milliseconds; a slow disk's come with the next list.
+    wait([read], SECONDS)
+    ranks = {name: _rank(name) for name in files}
+    runs = sorted((name for name in files if ranks[name] < _FOREIGN), key=ranks.__getitem__)
+    return [*runs, DEMO, *(name for name in files if name not in runs)]
+
+
+def learn_checkpoint(name: str) -> None:
+    """Tell the planner about the VAE in a file of models/checkpoints, if `name` is one that it does not know yet."""
+    if KNOWN.find(name) is None and not KNOWN.is_foreign(name) and (path := checkpoint_file(name)):
+        _learn(name, path)
+
+
+def _rank(name: str) -> int:
+    """Return the rank by the file's header, or before that was read by its name."""
+    found = KNOWN.find(name)
+    architecture = found[0] if found else None if KNOWN.is_foreign(name) else by_file(name)
+    return _FOREIGN if architecture is None else int(architecture.still)
+
+
+def _learn_all(names: list[str]) -> None:
+    for name in names:
+        try:
+            _learn(name, path_of(name))
+        except OSError as error:  # removed since it was listed
+            log.debug(f"{name}: {error}")
+
+
+def _learn(name: str, path: Path) -> None:
+    try:
+        stat = path.stat()
+        stamp = (str(path), stat.st_mtime_ns, stat.st_size)
+        if stamp in _read:
+            return
+        _read.add(stamp)
+        header = read_checkpoint(path, shapes_only=True)
+        architecture = detect(header.tensors)
+        if architecture is None:
+            KNOWN.learn(name, None, None)
+        else:
+            shapes = {key: tuple(t.shape) for key, t in header.tensors.items()}
+            config = architecture.config_of(shapes, header.metadata, stored_groups(header))
+            KNOWN.learn(name, architecture.of(config), config)
+    except Exception as error:  # one strange file must not keep the others from being read
+        log.debug(f"{name}: no plans before it is loaded ({error})")
+
+
+#: Characters of a file's name before the counter; file systems take 255 bytes, counter and suffix among them.
+MOST_CHARACTERS = 150
+DEFAULT_TYPE = "safetensors f16"
+#: Widget value -> (file suffix, type of the weights). Only GGUF can hold block types.
+SAVE_TYPES = {
+    **{f"safetensors {t}": (".safetensors", t) for t in PLAIN},
+    **{f"gguf {t}": (".gguf", t) for t in TYPES},
+}
+
+
+def without_suffix(prefix: str) -> str:
+    """Return a prefix without the suffix of a file, which is added anyway."""
+    for suffix in SUFFIXES:
+        if prefix.lower().endswith(suffix):
+            return prefix[: -len(suffix)]
+    return prefix
+
+
+def dated(prefix: str, now: datetime) -> str:
+    """Return a prefix with its %date:FORMAT% filled in as ComfyUI's frontend does for its own nodes: d, dd, M, MM, yy,
+    yyyy, h, hh, m, mm, s and ss stand for numbers, everything else for itself."""
+
+    def filled(found: re.Match[str]) -> str:
+        part = found.group()
+        if part[0] == "y":
+            return f"{now.year:04}"[-len(part) :]
+        number = {"d": now.day, "M": now.month, "h": now.hour, "m": now.minute, "s": now.second}[part[0]]
+        return f"{number:0{len(part)}}"
+
+    return re.sub(r"%date:([^%]*)%", lambda date: re.sub(r"yyyy|yy|dd?|MM?|hh?|mm?|ss?", filled, date[1]), prefix)
+
+
+def check_prefix(output: Path, prefix: str) -> None:
+    """Refuse a prefix that names no file, or one outside `output` (through links as well). Raises InputError."""
+    if not prefix.isprintable():
+        raise InputError(f"filename_prefix={prefix!r}: line breaks and control characters cannot be in a file's name")
+    longest = max(len(part.encode()) for part in re.split(r"[/\\]", prefix))
+    if longest > MOST_CHARACTERS:
+        raise InputError(
+            f"filename_prefix={prefix[:40]!r}... is too long: a name of {longest} bytes, and at most {MOST_CHARACTERS} "
+            "leave room for the counter and the suffix"
+        )
+    try:
+        folder, target = output.resolve(), (output / prefix).resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"filename_prefix={prefix!r} is not a path on this system: {one_line(str(error))}") from error
+    if target == folder:
+        raise InputError(f"filename_prefix={prefix!r} names no file: write a name, or folder/name")
+    if folder not in target.parents:
+        raise InputError(f"filename_prefix={prefix!r} leads out of the output folder: write a name, or folder/name")
+
+
+def describe(result: Conversion, checkpoint: Checkpoint, seconds: float) -> str:
+    """Return one line: file, type, size, that size relative to two bytes per value, time."""
+    share = result.bytes_written / (2 * sum(t.numel() for t in checkpoint.tensors.values()))
+    return (
+        f"{one_line(str(result.path))}: {result.type}, {result.bytes_written / 2**20:.1f} MiB, {share:.1%} of f16, "
+        f"written and read back in {seconds:.2f} s"
+    )

@@ -1,0 +1,124 @@
+"""ComfyUI's devices, progress bar, stop button and web server."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+
+import comfy.model_management as mm
+import comfy.utils
+import torch
+from comfy.cli_args import LatentPreviewMethod, args
+from comfy_execution.utils import get_executing_context
+
+from ..engine.archs import DEFAULT
+from ..engine.loader import PRECISIONS, auto_precision
+from ..engine.planning.budget import Machine
+from ..engine.planning.fusable import availability
+from ..engine.run.pinned import forbid
+from .runs import PREVIEW_SIZE, Preview
+from .settings import obey
+
+
+def machine() -> Machine:
+    """Return the machine that decodes run on, as it was when the pack was loaded or a VAE last ran: no device is
+    touched again."""
+    return _machine or sampled()
+
+
+_machine: Machine | None = None
+
+
+def sampled() -> Machine:
+    """Return the machine that decodes run on, as it is now."""
+    global _machine
+    if getattr(args, "disable_pinned_memory", False):
+        forbid("--disable-pinned-memory")
+    obey(args)
+    _machine = bare(mm.vae_device())
+    return _machine
+
+
+def bare(device: torch.device) -> Machine:
+    """Return a device of this machine, with the host's figure of its memory."""
+    return Machine.bare(device, None if device.type == "cpu" else mm.get_total_memory(device))
+
+
+def offload_device() -> torch.device:
+    """Return the device that holds the weights of a VAE while it does not run."""
+    return mm.vae_offload_device()
+
+
+@functools.cache
+def unavailable() -> dict[str, str | None]:
+    """Return optimisation -> why it has no effect here for the first family's VAE in its default precision, or None."""
+    device = mm.vae_device()
+    return availability(device, DEFAULT.name, None, PRECISIONS[auto_precision(device, DEFAULT)])
+
+
+def shows_previews() -> bool:
+    """Return True if the user switched on previews of sampler steps, which counts for chunks too."""
+    return args.preview_method != LatentPreviewMethod.NoPreviews
+
+
+def say_here(text: str) -> None:
+    """Show a line on the running node; do nothing outside of a run."""
+    context = get_executing_context()
+    if context is not None:
+        say(text, context.node_id)
+
+
+class Progress:
+    """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed."""
+
+    def __init__(self) -> None:
+        self._stages: Callable[[int, int], str] | None = None
+        self._preview: Preview | None = None
+        self._bar: comfy.utils.ProgressBar | None = None
+        self._expected = 0
+
+    def start(self, total: int, stages: Callable[[int, int], str], preview: Preview | None) -> None:
+        """Show the bar from the first second on, before a first step of `total` is done. `stages` describes the present
+        step in words and `preview` gives a picture of it; the host shows both on the node."""
+        self._stages, self._preview = stages, preview
+        self._expected = total
+        self._bar = comfy.utils.ProgressBar(total)
+        self._bar.update_absolute(0, total)
+
+    def __call__(self, done: int, total: int) -> None:
+        mm.throw_exception_if_processing_interrupted()
+        total = total or max(done + 1, self._expected)  # a stream of frames does not know its end
+        if self._bar is None:
+            self._bar = comfy.utils.ProgressBar(total)
+        picture = self._preview(done, total) if self._preview else None
+        self._bar.update_absolute(done, total, picture and ("JPEG", picture, PREVIEW_SIZE))
+        if self._stages:
+            say_here(self._stages(done, total))
+
+
+#: Name of the message that carries a line.
+PROGRESS = "zerowaste_vae.progress"
+
+
+def add_route(path: str, handler: Callable[..., object], method: str = "get") -> None:
+    """Serve `path`; do nothing where no server runs (tests, scripts)."""
+    if (server := _server()) is not None:
+        getattr(server.routes, method)(path)(handler)
+
+
+def busy() -> bool:
+    """Return True if a workflow runs or waits to."""
+    server = _server()
+    return server is not None and server.prompt_queue.get_tasks_remaining() > 0
+
+
+def say(text: str, node: str) -> None:
+    """Show a line on a node (its status line, which web/js/runs.js fills); "" shows nothing."""
+    if text and (server := _server()) is not None:
+        server.send_sync(PROGRESS, {"node": node, "text": text}, server.client_id)
+
+
+def _server() -> object | None:
+    # Not imported here: importing it without running it would start half of ComfyUI.
+    return getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
