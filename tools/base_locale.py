@@ -43,6 +43,8 @@ def _inputs(spec: dict, prefix: str) -> Any:
 
 
 def main() -> int:
+    if len(sys.argv) != 2:
+        sys.exit("usage: base_locale.py URL, such as http://127.0.0.1:8188")
     with urllib.request.urlopen(f"{sys.argv[1].rstrip('/')}/object_info", timeout=60) as answer:
         found = base(json.load(answer))
     FILE.write_text(json.dumps(found, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

@@ -82,23 +82,25 @@ def tune(
         stack.callback(pool.end)
         pool.start(jobs)
         until = began + budget - MARGIN
-        link = before.link if before.link and not again else gpu.link(until, check)
+        link = before.link if before.link and not again else gpu.link(until, check) or before.link
         found = search(jobs, pool, gpu, time.monotonic, max(0.0, until - time.monotonic()), check, progress)
         check()
-    tuning = _merged(before, found, wanted, here, link)
+    tuning = _merged(before, found, wanted, here, link, again)
     kept.write(tuning)
     kept.take_up(device, tuning, here.way)
     return tuning, found
 
 
-def _merged(before: Tuning, found: Outcome, wanted: list[Layer], here: Target, link: float | None) -> Tuning:
-    """Return the known tuning with the new results."""
+def _merged(
+    before: Tuning, found: Outcome, wanted: list[Layer], here: Target, link: float | None, again: bool
+) -> Tuning:
+    """Return the known tuning with the new results; `again`: a new work rate replaces the old one."""
     asked = {str(layer.kind) for layer in wanted}
     dropped = [entry for entry in before.dropped if entry[0] not in asked]
     dropped += [(str(kind), _tile(schedule), why) for kind, schedule, why in found.dropped]
     left = [name for name in before.left if name not in asked] + [str(kind) for kind in (*found.left, *found.broken)]
     rates = [found.rates[layer.kind] for layer in wanted if layer.kind in found.rates and _counts(layer.kind, here)]
-    work = before.work or (sum(rates[:3]) / len(rates[:3]) if rates else None)
+    work = sum(rates[:3]) / len(rates[:3]) if rates and (again or not before.work) else before.work
     return replace(
         before, schedules={**before.schedules, **found.chosen}, times={**before.times, **found.times},
         dropped=dropped, left=left, link=link, work=work,

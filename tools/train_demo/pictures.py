@@ -48,4 +48,6 @@ def pack(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: pictures.py FILE.npz")
     pack(Path(sys.argv[1]))

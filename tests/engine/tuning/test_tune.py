@@ -28,8 +28,8 @@ def walk(number):
 
 @pytest.fixture
 def rig(tmp_path, monkeypatch):
-    """asked: kinds that were measured; at: what happens before each."""
-    made = SimpleNamespace(folder=tmp_path, asked=[], at=lambda: None, ended=0)
+    """asked: kinds that were measured; at: what happens before each; link, ms: what is measured."""
+    made = SimpleNamespace(folder=tmp_path, asked=[], at=lambda: None, ended=0, link=12e9, ms=2.0)
 
     class Nobody:
         def __init__(self, *_):
@@ -48,10 +48,10 @@ def rig(tmp_path, monkeypatch):
             made.at()
             made.asked.append(layer.kind)
             wrong = ["wrong numbers" if i == 1 else None for i in range(len(schedules))]
-            return [[] if why else [2.0 - i / 10] * 5 for i, why in enumerate(wrong)], wrong
+            return [[] if why else [made.ms - i / 10] * 5 for i, why in enumerate(wrong)], wrong
 
         def link(self, until, check):
-            return 12e9
+            return made.link
 
     monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path))
     for name, value in {"Pool": Nobody, "Gpu": Nobody, "why_not": lambda *_: None, "proven": lambda *_: HERE}.items():
@@ -88,6 +88,14 @@ def test_another_vae_adds_its_layers_and_moves_no_others(rig):
     assert again == second and not nothing.chosen and len(rig.asked) == len(second.schedules)
     module.tune(walk(0), DEVICE, again=True)
     assert len(rig.asked) == len(second.schedules) + count
+
+
+def test_again_replaces_rates(rig):
+    """Measure again: a new work rate counts, and a link that could not be measured keeps its old rate."""
+    first, _ = module.tune(walk(0), DEVICE)
+    rig.link, rig.ms = None, 4.0
+    second, _ = module.tune(walk(0), DEVICE, again=True)
+    assert second.link == 12e9 and 0 < second.work < first.work
 
 
 def test_cancelled_or_failed_it_leaves_what_was(rig):
