@@ -4,37 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import projection
-from .canvas import COLOURS, Figure
-from .table import cell, environment_line, limit_line, setting
+from .plots import COLOURS, svg
+from .table import cell, clip, environment_line, limit_line, setting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _STYLE = """
 :root { color-scheme: light dark; LIGHT }
 @media (prefers-color-scheme: dark) { :root { DARK } }
 @media print { :root { color-scheme: light; LIGHT } .figure, tr { break-inside: avoid } body { max-width: none } }
-* { box-sizing: border-box }
-body { margin: 0 auto; max-width: 960px; padding: 24px 16px 64px; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif }
-h1 { font-size: 26px; margin: 8px 0 }
+body { box-sizing: border-box; margin: 0 auto; max-width: 960px; padding: 24px 16px 64px; background: var(--paper);
+  color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif }
 h2 { font-size: 19px; margin: 40px 0 8px; border-top: 1px solid var(--grid); padding-top: 20px }
-p, li { max-width: 72ch }
+p { max-width: 72ch }
 .dim, caption, td small { color: var(--dim) }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 13.5px }
 caption { text-align: left; padding: 6px 0 }
 th, td { text-align: right; padding: 5px 8px; border-bottom: 1px solid var(--grid); vertical-align: top }
 th { font-weight: 600; white-space: nowrap }
-td.why { text-align: left }
-th:first-child, td:first-child { text-align: left; padding-left: 0 }
-td small { display: block; max-width: 46ch }
-tr.ours td { font-weight: 600 } tr.ours td small { font-weight: 400 }
+th:first-child, td:first-child, td.why { text-align: left }
+td small { display: block; max-width: 46ch; font-weight: 400 }
+tr.ours td { font-weight: 600 }
 .figure { margin: 24px 0 } .figure svg { width: 100%; height: auto; display: block }
-svg text { font-family: inherit }
-.projected { border: 1px dashed var(--limit); padding: 12px 16px; margin-top: 12px } .projected h2 { border: 0;
-  margin: 0; padding: 0 } .tag { color: var(--limit); font-weight: 600 }
+svg text { font-family: inherit !important }
+.projected { border: 1px dashed var(--limit); padding: 12px 16px; margin-top: 12px }
+.projected h2 { border: 0; margin: 0; padding: 0 } .tag { color: var(--limit) }
 """
+_HEADS = ("", "ms per frame", "first call, s", "allocated, GB", "reserved, GB", "stated, GB", "of speed limit", "dB")
+_PROJECTED = ("card", "clip", "projected, s", "projected, ms per frame", "speed limit at its peaks, s", "share used")
 
 
 def page(reports: Sequence[Mapping[str, Any]], figures: Mapping[str, Figure]) -> str:
@@ -48,8 +50,7 @@ def page(reports: Sequence[Mapping[str, Any]], figures: Mapping[str, Figure]) ->
     ]
     for report in reports:
         body += _report(report)
-    for figure in figures.values():
-        body.append(f'<div class="figure">{figure.svg()}</div>')
+    body += [f'<div class="figure">{svg(figure)}</div>' for figure in figures.values()]
     for report in reports:
         body += _projected(report)
     light, dark = (";".join(f"--{role}: {pair[i]}" for role, pair in COLOURS.items()) for i in (0, 1))
@@ -62,27 +63,25 @@ def page(reports: Sequence[Mapping[str, Any]], figures: Mapping[str, Figure]) ->
 def _report(report: Mapping[str, Any]) -> Iterator[str]:
     about, settings = report["environment"], report["settings"]
     yield f"<h2>{escape(environment_line(about))}</h2>"
-    extra = [f"weights {settings['weights']} ({settings['architecture']}, widths "
-             f"{', '.join(map(str, settings['widths']))})", f"{settings['runs']} runs", f"input {settings['input']}",
-             f"{about.get('system')}", f"Python {about.get('python')}", str(about.get("time"))]
+    named = f"weights {settings['weights']} ({settings['architecture']})" if settings["weights"] else ""
+    extra = [named or f"weights of {settings['architecture']}", f"widths {', '.join(map(str, settings['widths']))}",
+             f"{settings['runs']} runs", f"input {settings['input']}", str(about.get("system")),
+             f"Python {about.get('python')}", str(about.get("time"))]  # fmt: skip
     yield f'<p class="dim">{escape("; ".join(extra))}</p>'
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in report["rows"]:
         groups.setdefault(setting(row), []).append(row)
     for name, rows in groups.items():
-        yield from _table(name, rows)
+        heads = list(_HEADS)
+        if any(row.get("process_gb") is not None for row in rows):
+            heads[4] = "process, GB"
+        caption = f"<caption><b>{escape(name)}</b><br>{escape(limit_line(rows[0]))}</caption>"
+        yield _table(heads, map(_row, rows), caption)
 
 
-def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    first = rows[0]
-    memory = "process, GB" if any(row.get("process_gb") is not None for row in rows) else "reserved, GB"
-    heads = ("", "ms per frame", "first call, s", "allocated, GB", memory, "stated, GB", "of speed limit", "dB")
-    cells = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    caption = f"<caption><b>{escape(name)}</b><br>{escape(limit_line(first))}</caption>"
-    yield f'<div class="wide"><table>{caption}<tr>{cells}</tr>'
-    for row in rows:
-        yield _row(row)
-    yield "</table></div>"
+def _table(heads: Sequence[str], rows: Iterator[str], caption: str = "") -> str:
+    cells = "".join(f"<th>{head}</th>" for head in heads)
+    return f'<div class="wide"><table>{caption}<tr>{cells}</tr>\n' + "\n".join(rows) + "\n</table></div>"
 
 
 def _row(row: Mapping[str, Any]) -> str:
@@ -101,21 +100,18 @@ def _row(row: Mapping[str, Any]) -> str:
 
 def _projected(report: Mapping[str, Any]) -> Iterator[str]:
     rows = list(projection.project(report))
-    if not rows:
-        return
-    yield '<div class="projected"><h2><span class="tag">Projected</span>, not measured</h2>'
-    yield ("<p>What the measured share of the speed limit would give on cards that nobody measured here, if their "
-           "products and copies reach the published peaks and the kernels come as close to them as on "
-           f"{escape(str(report['environment'].get('gpu')))}.</p>")
-    heads = ("card", "clip", "projected, s", "projected, ms per frame", "speed limit at its peaks, s", "share used")
-    yield '<div class="wide"><table><tr>' + "".join(f"<th>{h}</th>" for h in heads) + "</tr>"
-    for row in rows:
-        what = "decode" if row["half"] == "decoder" else "encode"
-        clip = f"{what} {row['width']}x{row['height']} x {row['frames']}, {row['precision']}"
-        name = f"<td>{escape(row['card'])}<small>{escape(row['source'])}</small></td><td>{escape(clip)}</td>"
-        if row["skipped"]:
-            yield f'<tr>{name}<td class="why" colspan="4">none: {escape(row["skipped"])}</td></tr>'
-            continue
-        yield (f"<tr>{name}<td>{row['projected_s']:.1f}</td><td>{1e3 * row['projected_s'] / row['frames']:.1f}</td>"
-               f"<td>{row['floor_s']:.1f}</td><td>{100 * row['share']:.0f} %</td></tr>")
-    yield "</table></div></div>"
+    if rows:
+        yield ('<div class="projected"><h2><span class="tag">Projected</span>, not measured</h2>'
+               "<p>What the measured share of the speed limit would give on cards that nobody measured here, if their "
+               "products and copies reach the published peaks and the kernels come as close to them as on "
+               f"{escape(str(report['environment'].get('gpu')))}.</p>")
+        yield _table(_PROJECTED, map(_projected_row, rows)) + "</div>"
+
+
+def _projected_row(row: Mapping[str, Any]) -> str:
+    name = (f"<td>{escape(row['card'])}<small>{escape(row['source'])}</small></td>"
+            f"<td>{escape(clip(row))}, {escape(row['precision'])}</td>")
+    if row["skipped"]:
+        return f'<tr>{name}<td class="why" colspan="4">none: {escape(row["skipped"])}</td></tr>'
+    return (f"<tr>{name}<td>{row['projected_s']:.1f}</td><td>{1e3 * row['projected_s'] / row['frames']:.1f}</td>"
+            f"<td>{row['floor_s']:.1f}</td><td>{100 * row['share']:.0f} %</td></tr>")

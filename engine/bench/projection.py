@@ -13,6 +13,7 @@ from ..archs import DEFAULT
 from . import speed_limit
 from .schema import OURS
 from .subject import PUBLISHED
+from .table import clip
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,7 @@ def project(report: Mapping[str, Any], cards: Sequence[Card] = CARDS) -> Iterato
 
 def line(row: Mapping[str, Any]) -> str:
     """Format a projected row as text."""
-    what = "decode" if row["half"] == "decoder" else "encode"
-    name = f"projected  {row['card']:12} {what} {row['width']}x{row['height']} x {row['frames']}, {row['precision']:9}"
+    name = f"projected  {row['card']:12} {clip(row)}, {row['precision']:9}"
     if row["skipped"]:
         return f"{name} none: {row['skipped']}"
     return (f"{name} {row['projected_s']:7.1f} s, {1e3 * row['projected_s'] / row['frames']:7.1f} ms/frame "

@@ -13,7 +13,7 @@ from .environment import environment
 from .measure import Bench, Case
 from .schema import OURS
 from .subject import read_weights
-from .table import cell
+from .table import cell, clip
 
 #: Frames, width and height of the decode; its calls after the first one; the frames that are compared with fp32.
 CLIP, RUNS, COMPARED = (21, 1280, 720), 5, 9
@@ -57,7 +57,7 @@ def gpus(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         versions = [f"{name} {about[name]}" for name in known if about.get(name)]
         yield "| " + " | ".join(map(_plain, (
             about.get("gpu") or about.get("device"), settings.get("architecture"),
-            f"{row['width']}x{row['height']} x {row['frames']}{target}", row["precision"], cell(row["ms_per_frame"]),
+            f"{clip(row).partition(' ')[2]}{target}", row["precision"], cell(row["ms_per_frame"]),
             cell(row["reserved_gb"]), cell(row["db"]), about.get("schedules") or "-", ", ".join(versions),
         ))) + " |"  # fmt: skip
 

@@ -27,11 +27,16 @@ def source(report: Mapping[str, Any]) -> str:
     return f"{about.get('gpu') or 'CPU'}, {settings['weights'] or settings['architecture']}"
 
 
+def clip(row: Mapping[str, Any]) -> str:
+    """Return what was done with which clip: `decode 1280x720 x 21`."""
+    what = "decode" if row["half"] == "decoder" else "encode"
+    return f"{what} {row['width']}x{row['height']} x {row['frames']}"
+
+
 def setting(row: Mapping[str, Any]) -> str:
     """Return the setting that a group of rows shares: `decode 1280x720 x 21 frames, fp16, target 13 GB`."""
-    what = "decode" if row["half"] == "decoder" else "encode"
     target = f", target {row['target_gb']:g} GB" if row["target_gb"] else ""
-    return f"{what} {row['width']}x{row['height']} x {row['frames']} frames, {row['precision']}{target}"
+    return f"{clip(row)} frames, {row['precision']}{target}"
 
 
 def limit_line(row: Mapping[str, Any]) -> str:
@@ -40,19 +45,6 @@ def limit_line(row: Mapping[str, Any]) -> str:
     work = f"{row['composed_tflop']:.4g} TFLOP (as published {row['tflop']:.4g})"
     rates = f"{tops['matrix']:.4g} TFLOP/s ({tops['product']} products), copies at {tops['copy']:.3g} TB/s"
     return f"speed limit {1e3 * row['floor_s'] / row['frames']:.2f} ms per frame: {work} at {rates}"
-
-
-def line(row: Mapping[str, Any]) -> str:
-    """Format one row; a row that did not run gives the reason."""
-    if row["skipped"] is not None:
-        return f"{row['who']:{_WIDTHS[0]}} did not run: {row['skipped']}"
-    per_frame = 1e3 / row["frames"]
-    spread = f"({row['low_s'] * per_frame:.2f} to {row['high_s'] * per_frame:.2f})"
-    process = row["process_gb"]
-    reserved = cell(row["reserved_gb"]) if process is None else f"{process:.2f}*"  # of the whole process, see NOTE
-    db = f"{row['db']:.1f}" if row["db"] is not None else "equal" if row["db_note"].startswith("equal") else "-"
-    return _line((row["who"], cell(row["ms_per_frame"]), spread, f"{row['first_s']:.1f} s", cell(row["allocated_gb"]),
-                  reserved, cell(row.get("stated_gb")), f"{100 * row['floor_share']:.0f} %", db))
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -64,18 +56,18 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def after(before: Mapping[str, Any] | None, row: Mapping[str, Any]) -> Iterator[str]:
     """Format `row` when `before` was the last one: under a new heading where the setting changes."""
     if before is None or setting(before) != setting(row):
-        yield from group(row)
-    yield line(row)
-    if row["skipped"] is None:
-        yield f"{'':{_WIDTHS[0]}} {row['ran']}"
-
-
-def group(row: Mapping[str, Any]) -> Iterator[str]:
-    """Format the heading of a group."""
-    yield ""
-    yield setting(row)
-    yield limit_line(row)
-    yield _line(_COLUMNS)
+        yield from ("", setting(row), limit_line(row), _line(_COLUMNS))
+    if row["skipped"] is not None:  # with the reason
+        yield f"{row['who']:{_WIDTHS[0]}} did not run: {row['skipped']}"
+        return
+    per_frame = 1e3 / row["frames"]
+    spread = f"({row['low_s'] * per_frame:.2f} to {row['high_s'] * per_frame:.2f})"
+    process = row["process_gb"]
+    reserved = cell(row["reserved_gb"]) if process is None else f"{process:.2f}*"  # of the whole process, see NOTE
+    db = f"{row['db']:.1f}" if row["db"] is not None else "equal" if row["db_note"].startswith("equal") else "-"
+    yield _line((row["who"], cell(row["ms_per_frame"]), spread, f"{row['first_s']:.1f} s", cell(row["allocated_gb"]),
+                 reserved, cell(row.get("stated_gb")), f"{100 * row['floor_share']:.0f} %", db))
+    yield f"{'':{_WIDTHS[0]}} {row['ran']}"
 
 
 def _line(cells: Sequence[str]) -> str:

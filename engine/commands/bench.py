@@ -126,7 +126,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def _add_page(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with plots, complete in one file")
-    parser.add_argument("--png", type=Path, metavar="DIR", help="also write each plot as PNG into this folder")
+    parser.add_argument("--png", type=Path, metavar="DIR", help="also write each plot as PNG into this folder; both need "
+                        "matplotlib")  # fmt: skip
 
 
 def run_half(args: argparse.Namespace) -> int:
@@ -309,6 +310,10 @@ def _check(args: argparse.Namespace, *inputs: Path) -> None:
     folder = getattr(args, "png", None)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; --png takes a folder")
+    if folder is not None or getattr(args, "html", None) is not None:
+        from ..bench.plots import check_matplotlib
+
+        check_matplotlib()
 
 
 def _device(name: str | None) -> torch.device:
@@ -322,7 +327,7 @@ def _write_page(args: argparse.Namespace, reports: list[dict[str, Any]], profile
 
     if args.html is not None or args.png is not None:
         from ..bench.page import page
-        from ..bench.plots import plots
+        from ..bench.plots import plots, write_png
 
         drawn = plots(reports, profile)
         if args.html is not None:
@@ -330,7 +335,7 @@ def _write_page(args: argparse.Namespace, reports: list[dict[str, Any]], profile
         if args.png is not None:
             args.png.mkdir(parents=True, exist_ok=True)
             for name, figure in drawn.items():
-                figure.to_png(args.png / f"{name}.png")
+                write_png(figure, args.png / f"{name}.png")
 
 
 def run_kernels(args: argparse.Namespace) -> int:

@@ -1,4 +1,5 @@
 import copy
+import importlib.util
 import json
 import re
 from html.parser import HTMLParser
@@ -6,12 +7,14 @@ from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
+from zerowaste_vae.engine.bench import plots as drawing
 from zerowaste_vae.engine.bench import projection, schema, table
-from zerowaste_vae.engine.bench.canvas import COLOURS, Figure
 from zerowaste_vae.engine.bench.page import page
-from zerowaste_vae.engine.bench.plots import plots
+from zerowaste_vae.engine.bench.plots import COLOURS, plots, svg, write_png
+from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.errors import InputError
 
+drawn = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="drawing needs matplotlib")
 PROFILE = {"stages": [{"name": "up & down", "ms": 3.0, "floor_ms": 2.0}, {"name": "rest", "ms": 1, "floor_ms": None}]}
 
 
@@ -79,10 +82,11 @@ def test_profiles_are_checked(tmp_path, coding):
     assert schema.read_profile(path) == PROFILE
     for ms in ("3", float("nan"), -1, None):
         path.write_text(json.dumps({"stages": [{"name": "x", "ms": ms, "floor_ms": 1}]}))
-        with pytest.raises(InputError, match="a stage needs"):
+        with pytest.raises(InputError, match=r"p\.json: stage 0: ms"):
             schema.read_profile(path)
 
 
+@drawn
 def test_cards_and_vaes_have_plots_of_their_own(gpu_report):
     """They share neither a speed limit nor a name, whatever they have in common."""
     other, same = copy.deepcopy(gpu_report), copy.deepcopy(gpu_report)
@@ -92,11 +96,12 @@ def test_cards_and_vaes_have_plots_of_their_own(gpu_report):
     both = plots([gpu_report, other])
     assert len(both) == 2 * len(alone)
     for name, figure in both.items():
-        assert ("another-gpu" in name) == ("Another GPU, tiny: " in figure.svg())
+        assert ("another-gpu" in name) == ("Another GPU, tiny: " in svg(figure))
     other["environment"]["gpu"], other["settings"]["weights"] = "Made-up GPU", "漢字"
     assert len(plots([gpu_report, other])) == 2 * len(alone)
 
 
+@drawn
 def test_peaks_that_one_of_two_machines_does_not_know(measured):
     """A CPU tells the process's memory on some systems only."""
     other = copy.deepcopy(measured)
@@ -104,7 +109,7 @@ def test_peaks_that_one_of_two_machines_does_not_know(measured):
         row.update(trace=[[0, 1, 1]], process_gb=1.0)
     for row in other["rows"]:
         row.update(trace=[[0, 1, 1]], process_gb=None, reserved_gb=None)
-    assert any("peak - GB" in figure.svg() for figure in plots([measured, other]).values())
+    assert any("peak - GB" in svg(figure) for figure in plots([measured, other]).values())
 
 
 def test_the_table_groups_and_says_why(gpu_report):
@@ -122,59 +127,75 @@ class Parser(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href", "data")]
+        reaching = [value for name, value in attrs if name in ("src", "href", "xlink:href", "data")]
+        self.links += [value for value in reaching if not value.startswith("#")]
 
 
+@drawn
 def test_the_page_is_one_complete_file(gpu_report):
     figures = plots([gpu_report], PROFILE)
     text = page([gpu_report], figures)
     parser = Parser()
     parser.feed(text)
     assert parser.links == [] and not {"script", "link", "img", "iframe"} & set(parser.tags)
-    assert not re.search(r"https?://|@import|url\(", text)
+    assert not re.search(r"https?://|@import|url\((?!#)", text)
     assert "prefers-color-scheme: dark" in text and "@media print" in text
     assert parser.tags.count("svg") == len(figures) == 6
     assert "did not run: it &amp; its reason" in text and "ComfyUI &lt;0&gt;" in text
     for figure in figures.values():
-        ElementTree.fromstring(figure.svg())
+        ElementTree.fromstring(svg(figure))
     used = set(re.findall(r"var\(--([a-z0-9]+)\)", text))
     assert used <= set(COLOURS)
 
 
+@drawn
 def test_a_row_that_did_not_run_is_in_no_plot(gpu_report):
     drawn = plots([gpu_report])
-    assert not any("ComfyUI" in figure.svg() for figure in drawn.values())
+    assert not any("ComfyUI" in svg(figure) for figure in drawn.values())
     gpu_report["rows"] = gpu_report["rows"][-1:]
     assert plots([gpu_report]) == {}
     assert "did not run" in page([gpu_report], {})
 
 
+@drawn
 def test_plots_of_a_cpu_run(measured):
     drawn = plots([measured])
     assert any(name.startswith("time-") for name in drawn)
     assert not any(name.startswith("quality") for name in drawn)  # both results equal fp32
-    assert "resident memory" in "".join(f.svg() for n, f in drawn.items() if n.startswith("memory")) or not any(
+    assert "resident memory" in "".join(svg(f) for n, f in drawn.items() if n.startswith("memory")) or not any(
         row["trace"] for row in measured["rows"]
     )
 
 
-def test_png_shows_what_the_svg_has(tmp_path):
-    figure = Figure(60, 40, "t")
-    figure.box(10, 10, 20, 10, "s0")
-    figure.dot(50, 30, 4, "s1")
-    figure.line([(0, 38), (59, 38)], "limit", 2, dashed=True)
-    figure.text(2, 8, "x", "ink")
-    figure.to_png(tmp_path / "f.png")
-    with Image.open(tmp_path / "f.png") as image:
-        assert image.size == (120, 80)
-
-        def at(x, y):
-            return "#{:02x}{:02x}{:02x}".format(*image.getpixel((x, y)))
-
-        assert at(40, 30) == COLOURS["s0"][0] and at(100, 60) == COLOURS["s1"][0]
-        assert at(0, 76) == COLOURS["limit"][0] and at(16, 76) == COLOURS["paper"][0]
+@drawn
+def test_png(gpu_report, tmp_path):
+    """A picture has the light colours that a page has variables for."""
+    name, figure = next(iter(plots([gpu_report]).items()))
+    write_png(figure, tmp_path / f"{name}.png")
+    with Image.open(tmp_path / f"{name}.png") as image:
+        seen = {"#{:02x}{:02x}{:02x}".format(*pixel[:3]) for _, pixel in image.getcolors(1 << 24)}
+    assert {COLOURS[role][0] for role in ("paper", "s0", "peer", "limit")} <= seen
+    assert all(f"var(--{role})" in svg(figure) for role in ("paper", "s0", "peer", "limit"))
 
 
+def test_no_matplotlib(gpu_report, tmp_path, monkeypatch, capsys):
+    """Without matplotlib a page ends in one line with the cure, and nothing is written."""
+    (tmp_path / "r.json").write_text(json.dumps(gpu_report))
+    monkeypatch.setattr(drawing.importlib.util, "find_spec", lambda name: None)
+    assert main(["bench", "report", str(tmp_path / "r.json"), "--html", str(tmp_path / "p.html")]) == 2
+    captured = capsys.readouterr()
+    assert "pip install matplotlib" in captured.err and captured.err.count("\n") == 1 and not captured.out
+    assert not (tmp_path / "p.html").exists()
+
+
+@drawn
+def test_unnamed_weights(gpu_report):
+    """A file of `tune --share` names no weights: the page names the family."""
+    gpu_report["settings"]["weights"] = ""
+    assert "weights of seedvr2; widths 128" in page([gpu_report], {})
+
+
+@drawn
 def test_projections_are_called_so_and_start_from_fused_runs_only(gpu_report, measured):
     rows = list(projection.project(gpu_report))
     assert [row["card"] for row in rows] == ["RTX 5070 Ti", "RTX 4090", "RTX 3090"]

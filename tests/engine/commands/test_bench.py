@@ -14,6 +14,7 @@ def run(capsys, *args):
 
 
 def test_decode_writes_what_it_prints(capsys, tmp_path, vae_file):
+    pytest.importorskip("matplotlib")
     size = ("--sizes", "16x24", "--frames", 1, 5, "--db-frames", 5)
     args = ("--weights", vae_file, *size, "--runs", 1, "--device", "cpu")
     files = ("--json", tmp_path / "r.json", "--html", tmp_path / "p.html", "--png", tmp_path / "png")
@@ -95,6 +96,7 @@ def test_a_wrong_precision_behind_a_right_one_is_refused_before_anything_is_meas
 
 
 def test_nothing_that_exists_is_replaced_unasked(capsys, monkeypatch, tmp_path, vae_file):
+    pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     settings = {"weights": "w", "architecture": "a", "widths": [8], "runs": 1, "input": "seeded"}
     (tmp_path / "r.json").write_text(json.dumps(schema.report("decode", {}, settings, [])))
