@@ -126,8 +126,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def _add_page(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with plots, complete in one file")
-    parser.add_argument("--png", type=Path, metavar="DIR", help="also write each plot as PNG into this folder; both need "
-                        "matplotlib")  # fmt: skip
+    parser.add_argument("--png", type=Path, metavar="DIR", help="also write each plot as PNG into this folder; both "
+                        "need matplotlib")  # fmt: skip
 
 
 def run_half(args: argparse.Namespace) -> int:
