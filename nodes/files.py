@@ -141,8 +141,18 @@ def _learn(name: str, path: Path) -> None:
             shapes = {key: tuple(t.shape) for key, t in header.tensors.items()}
             config = architecture.config_of(shapes, header.metadata, stored_groups(header))
             KNOWN.learn(name, architecture.of(config), config)
+            KNOWN.learn_quantised(name, _is_quantised(path))
     except Exception as error:  # one strange file must not keep the others from being read
         log.debug(f"{name}: no plans before it is loaded ({error})")
+
+
+def _is_quantised(path: Path) -> bool:
+    """Return True if ComfyUI itself has quantised layers of this file, by its header."""
+    if path.suffix == ".gguf":
+        return False
+    with path.open("rb") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+    return b'.comfy_quant"' in header or b'"_quantization_metadata"' in header
 
 
 #: Characters of a file's name before the counter; file systems take 255 bytes, counter and suffix among them.

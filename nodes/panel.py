@@ -39,7 +39,8 @@ from .reports import labelled
 #: Largest values a question may hold; sizes in pixels, memory in GB.
 LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 4096, "tile": 16384, "overlap": 16384,
           "chunk": 4096, "channels": 4096, "vram_gb": 1024.0, "ram_gb": 65536.0}  # fmt: skip
-_CHOICES = {"tiling": TILINGS, "precision": NAMES, "output": ("auto", *OUTPUTS), "kernels": CHOICES}
+_CHOICES = {"tiling": TILINGS, "precision": NAMES, "output": ("auto", *OUTPUTS), "kernels": CHOICES,
+            "loader": ("own", "host")}  # fmt: skip
 #: Characters of texts, and of a list of optimisations.
 _TEXTS, _NAMES = {"model": 512, "encoded_by": 512, "gpus": 200}, 200
 
@@ -49,7 +50,7 @@ class Question:
     """A decode that may be run. Pixels, frames, latents per chunk, GB; 0 and "auto" are left to the planner.
 
     model: the name its file is listed under. channels: of the latent, or encoded_by: the name of the VAE that made it,
-    where either is known. gpus: in the form of the widget.
+    where either is known. gpus: in the form of the widget. loader: "host" where a node of ComfyUI's loads the file.
     """
 
     model: str = ""
@@ -68,6 +69,7 @@ class Question:
     gpus: str = "auto"
     channels: int = 0
     encoded_by: str = ""
+    loader: str = "own"
     options: Options = DEFAULTS
 
     @classmethod
@@ -124,6 +126,7 @@ class Known:
     def __init__(self, most: int = 1024) -> None:
         self._most = most
         self._facts: OrderedDict[str, tuple[Architecture, object] | None] = OrderedDict()
+        self._quantised: set[str] = set()
         self._lock = threading.Lock()
 
     def learn(self, name: str, architecture: Architecture | None, config: object) -> None:
@@ -141,6 +144,14 @@ class Known:
     def is_foreign(self, name: str) -> bool:
         with self._lock:
             return name in self._facts and self._facts[name] is None
+
+    def learn_quantised(self, name: str, quantised: bool) -> None:
+        """Store whether ComfyUI's own loaders keep layers of this file in a form that only ComfyUI's code runs."""
+        (self._quantised.add if quantised else self._quantised.discard)(name)
+
+    def is_hosts(self, name: str, loader: str) -> bool:
+        """Return True if it is known that ComfyUI's own code runs the VAE that this loader makes of the file."""
+        return self.is_foreign(name) or (loader == "host" and name in self._quantised)
 
 
 KNOWN = Known()
@@ -205,9 +216,9 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     plan for any other: `unknown`, with `host` where it is known that ComfyUI's own code runs it.
     """
     found, named = KNOWN.find(question.model), by_file(question.model)
-    network = network_of(question.model)
-    if network is None:
-        return {"unknown": True, "host": KNOWN.is_foreign(question.model), "model": question.model}
+    network, hosts = network_of(question.model), KNOWN.is_hosts(question.model, question.loader)
+    if network is None or hosts:
+        return {"unknown": True, "host": hosts, "model": question.model}
     architecture, config = network
     devices = resolve(question.gpus, machine.device)
     if machine.device not in devices:

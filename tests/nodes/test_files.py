@@ -10,11 +10,13 @@ from types import ModuleType
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from zerowaste_vae.engine import Checkpoint, InputError, load, read_checkpoint
 from zerowaste_vae.engine.files.checkpoint import save_checkpoint
 
 # ComfyUI's, which these tests need nothing of.
 sys.modules.setdefault("folder_paths", ModuleType("folder_paths"))
+from zerowaste_vae.nodes import files  # noqa: E402
 from zerowaste_vae.nodes.files import (  # noqa: E402
     DEFAULT_TYPE,
     MOST_CHARACTERS,
@@ -89,3 +91,22 @@ def test_names_of_files(tmp_path):
     for name in ("x" * (MOST_CHARACTERS + 1), "folder/" + "名" * 51, "x" * 300 + "/y"):
         with pytest.raises(InputError, match="is too long"):
             check_prefix(tmp_path, name)
+
+
+def test_headers_say_what_comfyui_has_quantised(tmp_path, vae_file, monkeypatch):
+    """Each layer describes itself, or the file's metadata do; an overwritten file is read anew."""
+    learnt = {}
+    monkeypatch.setattr(files.KNOWN, "learn", lambda name, network, _: learnt.update(network=network is not None))
+    monkeypatch.setattr(files.KNOWN, "learn_quantised", lambda name, quantised: learnt.update({name: quantised}))
+    plain = read_checkpoint(vae_file).tensors
+    layer = next(name for name in plain if name.endswith(".weight")).removesuffix(".weight")
+    told = torch.tensor(list(b"{}"), dtype=torch.uint8)
+    for number, (tensors, metadata, expected) in enumerate([
+        (plain, None, False), (plain | {f"{layer}.comfy_quant": told}, None, True),
+        (plain, {"_quantization_metadata": "{}"}, True), (plain, None, False),
+    ]):  # fmt: skip
+        path = tmp_path / "vae.safetensors"
+        save_file(tensors, path, {"norm_num_groups": "4", **(metadata or {})})
+        os.utime(path, ns=(number, number))
+        files._learn("vae", path)
+        assert learnt == {"network": True, "vae": expected}

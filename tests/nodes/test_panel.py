@@ -200,6 +200,17 @@ def test_a_vae_of_others_has_no_plan_whatever_its_name():
     assert found == {"unknown": True, "host": True, "model": "wan_like.safetensors"}
 
 
+def test_layers_that_comfyui_quantised_have_a_plan_from_our_loader_only(tiny):
+    query = tiny | {"width": "64", "height": "64", "frames": "1"}
+    hosts = Question.parse(query | {"loader": "host"})
+    assert answer(hosts, CPU)["fits"]
+    KNOWN.learn_quantised(hosts.model, True)
+    assert answer(hosts, CPU) == {"unknown": True, "host": True, "model": hosts.model}
+    assert answer(Question.parse(query), CPU)["fits"]
+    KNOWN.learn_quantised(hosts.model, False)
+    assert answer(hosts, CPU)["fits"]
+
+
 def test_a_latent_of_other_channels_is_noticed(tiny):
     """By its number of channels, or by the VAE that made it; what is not known is no reason."""
     query = tiny | {"width": "64", "height": "64", "frames": "1"}

@@ -20,9 +20,12 @@ const TILES = { tile_size: "tiling.tile", overlap: "tiling.overlap" };
 const GAP = 50;
 const BESIDE = 20;
 
-/** What the menu of a node offers: nothing, or the one entry, and for a decode whose frames become a video another. */
+/** What the menu of a node offers: nothing, or the one entry; another one on a loader, and on a decode before a video. */
 export function menuItems(node) {
   const items = canAdopt(node) ? [{ content: t("adopt"), callback: () => adopt([node]) }] : [];
+  if (items.length && LOADERS.includes(node.comfyClass)) {
+    items.push({ content: t("adopt_8_bit"), callback: () => adopt([node], [], () => 0, "int8") });
+  }
   if (videoBehind(node)) items.push({ content: t("adopt_video"), callback: () => adopt([], [node]) });
   return items;
 }
@@ -45,7 +48,7 @@ export async function adoptAll() {
   // After those, a loader needs Optimize only where its VAE goes to nodes of others.
   const done = await adopt(nodes, [], () => {
     const left = loaders.filter(othersTake);
-    left.forEach(insertOptimize);
+    left.forEach((node) => insertOptimize(node));
     return left.length;
   });
   const [type, left] = [foreignVAE(), leftAlone()];
@@ -73,8 +76,8 @@ async function which(nodes, asked) {
   return nodes.filter((_, index) => answers[index]);
 }
 
-// One step for undo, however many nodes it changes. `decodes` become videos.
-async function adopt(nodes, decodes = [], more = () => 0) {
+// One step for undo, however many nodes it changes. `decodes` become videos; `precision` is for what loaders load.
+async function adopt(nodes, decodes = [], more = () => 0, precision = undefined) {
   const whole = new Set(await which([...nodes, ...decodes].filter((node) => TILED.includes(node.comfyClass)), engineRuns));
   const graphs = new Set([app.rootGraph, ...[...nodes, ...decodes].map((node) => node.graph)]);
   const tracker = app.extensionManager?.workflow?.activeWorkflow?.changeTracker;
@@ -83,7 +86,7 @@ async function adopt(nodes, decodes = [], more = () => 0) {
   try {
     for (const node of nodes) {
       if (REPLACED[node.comfyClass]) replace(node, REPLACED[node.comfyClass], whole.has(node));
-      else insertOptimize(node);
+      else set(insertOptimize(node), "precision", precision);
     }
     decodes.forEach((node) => replaceByVideo(node, whole.has(node)));
     return nodes.length + decodes.length + more();
