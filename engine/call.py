@@ -303,7 +303,7 @@ def _pack(vae: Core, report: Report, half: str, plan: Plan) -> None:
     its own."""
     if not vae._fused.packed_bytes(half):
         with report.stage("weights"):
-            vae._choices.warm(half)
-            vae._fused.pack(half, plan.own_bytes)
+            with vae._choices.loading(half):
+                vae._fused.pack(half, plan.own_bytes)
             if vae.device.type == "cuda":
                 synchronize(vae.device)

@@ -20,6 +20,7 @@ os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
 import triton
 from triton._C.libtriton import ir, llvm
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST as ELEMENTS
 from triton.compiler import ASTSource, make_backend
 from zerowaste_vae.engine.kernels.launching import function
 from zerowaste_vae.engine.kernels.prebuilt.keys import Key, aligned, takes
@@ -51,7 +52,8 @@ FORMS = {
 
 
 class Lowered(NamedTuple):
-    """ptx: text. shared: bytes. warps. maps: (swizzle, element type, element bytes, box) of each tensor map."""
+    """ptx: text. shared: bytes. warps. maps: (swizzle, element type, element bytes, box) of each tensor map, as
+    cuTensorMapEncodeTiled takes them; Triton's own number for bf16 is another."""
 
     ptx: str
     shared: int
@@ -79,9 +81,16 @@ def lowered(key: Key, name: str) -> Lowered:
         raise LoweringError(f"it takes {_taken(found[2])}")
     if meta["global_scratch_size"] or meta["profile_scratch_size"] or meta["num_ctas"] != 1:
         raise LoweringError("it needs scratch memory or clusters")
-    maps = tuple((m["swizzle"], m["elem_type"], m["elem_size"], tuple(m["block_size"]))
+    maps = tuple((m["swizzle"], ELEMENTS[m["elem_type"]], m["elem_size"], tuple(m["block_size"]))
                  for m in meta.get("tensordesc_meta") or ())  # fmt: skip
     return Lowered(_plain(text, form), meta["shared"], meta["num_warps"], maps)
+
+
+def source(key: Key, name: str) -> str:
+    """Return a digest of all that a kernel's PTX follows from: its source with what that calls, and how it is lowered.
+    It costs nothing, where `code` takes part of a compilation."""
+    made = VERSION, FORMS[name], str(key), function(key.kernel).cache_key, Path(__file__).read_text(encoding="utf-8")
+    return sha256(repr(made).encode()).hexdigest()
 
 
 def code(key: Key, name: str) -> str:

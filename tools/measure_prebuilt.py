@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -32,6 +35,7 @@ CLIPS = {"seedvr2": (21, 640, 352), "wan2.1": (21, 640, 352), "flux": (1, 1024, 
          "minimaxh3": (17, 256, 256)}  # fmt: skip
 #: What is timed: the clip of the README's tables.
 TIMED, RUNS = (21, 1280, 720), 6
+NO_ENCODER = "no encoder"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,14 +54,14 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         parser.error("there is no CUDA GPU here")
     wrong = 0
-    for form in forms:
-        if not args.quick:
+    if not args.quick:
+        for form in forms:
             times(form)
-        with ThreadPoolExecutor(8) as pool:
-            asked = [(family, half) for family in families for half in ("decode", "encode")]
-            for found in pool.map(lambda ask, form=form: equal(form, *ask), asked):
-                print(json.dumps(found), flush=True)
-                wrong += found["equal"] is False
+    asked = itertools.product(forms, families, ("decode", "encode"))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for found in pool.map(lambda ask: equal(*ask), asked):
+            print(json.dumps(found), flush=True)
+            wrong += found["equal"] is False
     return int(wrong > 0)
 
 
@@ -80,12 +84,14 @@ def times(form: str) -> None:
 
 
 def equal(form: str, family: str, half: str) -> dict[str, Any]:
-    """Return whether both ways give the same bits; None where one of them does not run fused."""
+    """Return whether both ways give the same bits; None where there is no such half."""
     ask = {"form": form, "family": family, "half": half, "clip": CLIPS[family], "runs": 1}
     both = [child(ask | {"triton": triton}) for triton in (False, True)]
-    fused = all(found.get("fused") for found in both)
-    same = both[0]["digest"] == both[1]["digest"] if fused else None
-    return {"form": form, "family": family, "half": half, "equal": same, "ran": [found["ran"] for found in both]}
+    ran = [found["ran"] for found in both]
+    same = None
+    if ran[0] != NO_ENCODER:
+        same = both[0]["digest"] == both[1]["digest"] and ran == [f"prebuilt kernels, set {form}", "Triton's kernels"]
+    return {"form": form, "family": family, "half": half, "equal": same, "ran": ran}
 
 
 def child(ask: dict[str, Any], **environment: str) -> dict[str, Any]:
@@ -111,15 +117,21 @@ def one(ask: dict[str, Any]) -> int:
     from zerowaste_vae.engine.archs import by_name
     from zerowaste_vae.engine.bench.subject import random_checkpoint
 
-    vae = load(random_checkpoint(architecture=by_name(ask["family"])), device="cuda")
-    in_form(vae, ask)
+    with in_form(ask) as kernels:
+        vae = load(random_checkpoint(architecture=by_name(ask["family"])), device="cuda")
+        vae.options = replace(vae.options, kernels=kernels, cuda_graphs=False)
+        print(json.dumps(measured(vae, ask)))
+    return 0
+
+
+def measured(vae: Any, ask: dict[str, Any]) -> dict[str, Any]:
+    """Return what decodes or encodes took and made."""
     count, width, height = ask["clip"]
     a, draw = vae.architecture, torch.Generator().manual_seed(1)
     latents = a.latents(a.filled(count))
     if ask["half"] == "encode":
         if not vae.can_encode:
-            print(json.dumps({"digest": "", "ran": "no encoder", "fused": False}))
-            return 0
+            return {"digest": "", "ran": NO_ENCODER}
         work = functools.partial(vae.encode, torch.rand(1, vae.frames(latents), height, width, 3, generator=draw))
     else:
         size = latents, height // vae.spatial, width // vae.spatial
@@ -133,27 +145,25 @@ def one(ask: dict[str, Any]) -> int:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     steady = sorted(seconds[1:])[len(seconds[1:]) // 2] if seconds[1:] else seconds[0]
-    report = vae.last_report
     found = {"seconds": seconds, "steady": steady, "ms_frame": round(1e3 * steady / out.shape[1], 2),
-             "digest": sha256(out.cpu().numpy().tobytes()).hexdigest(), "ran": report.kernels,
-             "fused": report.mode.startswith("fused")}  # fmt: skip
+             "digest": sha256(out.cpu().numpy().tobytes()).hexdigest(), "ran": vae.last_report.kernels}  # fmt: skip
     if ask.get("launches"):
         found["us_launch"] = launch_cost(functools.partial(work, chunk=1))
-    print(json.dumps(found))
-    return 0
+    return found
 
 
-def in_form(vae: Any, ask: dict[str, Any]) -> None:
-    """Have a VAE run the prebuilt form, or Triton's code of the same form."""
+@contextmanager
+def in_form(ask: dict[str, Any]) -> Iterator[str]:
+    """Run the prebuilt form inside, or Triton's code of the same form. Yields what `Options.kernels` is."""
     from zerowaste_vae.engine.kernels import targets
 
     if not ask["triton"]:
-        vae.options = replace(vae.options, kernels=ask["form"], cuda_graphs=False)
+        yield ask["form"]
         return
     name, (major, minor) = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
     here = targets.prebuilt(name, 10 * major + minor, ask["form"])
-    targets.standing_in(replace(here, way="triton", triton=targets.triton_version())).__enter__()
-    vae.options = replace(vae.options, kernels="triton", cuda_graphs=False)
+    with targets.standing_in(replace(here, way="triton", triton=targets.triton_version())):
+        yield "triton"
 
 
 def launch_cost(work: Any) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,7 @@ from .. import log
 from ..archs import Architecture
 from ..hardware import cores
 from ..kernels.cards import TRITON
-from ..kernels.prebuilt.driver import driver
+from ..kernels.prebuilt.launch import preload
 from ..kernels.prebuilt.library import SetError, library
 from ..kernels.probe import give_up, works
 from ..kernels.targets import Target, projected, ways, without_kernels
@@ -22,7 +24,7 @@ from .fused_walk import FusedWalk
 from .launches import missing, needs, use_id
 
 #: Largest number of contexts that compile prebuilt kernels at the same time.
-HELPERS = 4
+HELPERS = 8
 
 
 class Choices:
@@ -57,18 +59,24 @@ class Choices:
             if not (found.kernels and self._probe) or works(self._device, found):
                 self._made[half] = able, found
 
-    def warm(self, half: str) -> None:
-        """Compile the prebuilt kernels of a component before it first runs, which takes seconds in a new installation.
+    @contextmanager
+    def loading(self, half: str) -> Iterator[None]:
+        """Load the prebuilt kernels of a component while the block runs, in a thread beside it; in a new installation
+        the driver compiles them, which takes seconds. All are loaded at the end.
 
         Raises:
             PrebuiltError, SetError: the kernels cannot be used.
         """
         here = self.of(half)
         if here is None or here.set is None:
+            yield
             return
         use = use_id(*_model(self._walk, half), self._mode.kind, self._mode.half_accumulate)
         index = torch.cuda.current_device() if self._device.index is None else self._device.index
-        driver().warm(index, library().texts(here.way, use), min(HELPERS, cores()))
+        with ThreadPoolExecutor(1) as pool:
+            loaded = pool.submit(preload, index, here.way, use, min(HELPERS, cores()))
+            yield
+        loaded.result()
 
     def lacks(self, half: str) -> str | None:
         """Return why no kernels run a component on this device; None: some do, or there is no CUDA GPU."""

@@ -118,7 +118,8 @@ def test_what_a_half_asks_for_is_covered(tool, compiler, tmp_path):
         if there.covers("A", way.ids()[0]):
             texts = there.texts("A", way.ids()[0])
             ready = usual if way.options == Options() else ()
-            assert sorted(texts) == sorted(there.kernel("A", one).ptx for one in ready) and usual <= every
+            assert sorted(text.ptx for text in texts) == sorted(there.kernel("A", one).ptx for one in ready)
+            assert usual <= every
     assert there.texts("A", use[4]) == []
 
 
@@ -135,7 +136,7 @@ def test_another_triton_is_refused(tool, monkeypatch, capsys, tmp_path):
     assert "Triton 9.9 is here" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_a_small_kernel_is_lowered_and_assembled():
+def test_kernels_are_lowered_and_assembled():
     """With whatever Triton is here, in a process without its interpreter."""
     code = (
         "import kernels_wanted, lower_kernels\n"
@@ -147,6 +148,16 @@ def test_a_small_kernel_is_lowered_and_assembled():
         "    assert '//' not in made.ptx and made.warps == 4\n"
         "    assert [lower_kernels.assembled(made.ptx, sm) for sm in form.cards] == [None] * len(form.cards)\n"
         "    assert 'ptxas' in lower_kernels.assembled(made.ptx.replace('ret;', 'rot;'), 86)\n"
+        "import torch\n"
+        "from zerowaste_vae.engine.archs import by_name\n"
+        "from zerowaste_vae.engine.options import DEFAULTS\n"
+        "from zerowaste_vae.engine.planning.launches import needs\n"
+        "flux = by_name('flux')\n"
+        "for dtype, number in ((torch.float16, 6), (torch.bfloat16, 9)):\n"  # CUtensorMapDataType
+        "    found = needs(flux, flux.published.config, 'decoder', dtype, DEFAULTS, kernels_wanted.card('C'))\n"
+        "    key = min((key for key in found if 'map:' in str(key)), key=str)\n"
+        "    made = lower_kernels.lowered(key, 'C')\n"
+        "    assert {one[1] for one in made.maps} == {number}, made.maps\n"
     )
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(TOOLS), *sys.path])

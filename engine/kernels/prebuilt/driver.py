@@ -10,7 +10,6 @@ import ctypes
 import functools
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,9 +21,7 @@ MAP_BYTES, MAP_ALIGNMENT = 128, 64
 #: Shared memory that a kernel may use without asking the driver for more.
 _PLAIN_SHARED = 48 << 10
 _LOG_BYTES = 8 << 10
-#: A kernel that takes no longer than this was in the driver's cache; compiling takes 0.1 s and more.
-_CACHED_SECONDS = 0.03
-#: Free memory on the GPU for each context that helps.
+#: Free memory on the GPU for each context that helps, and as much beside all of them.
 _HELPER_BYTES = 1 << 30
 #: What the driver says of a call in a thread that has no context, or another library's.
 _NO_CONTEXT, _WRONG_HANDLE, _DESTROYED = 201, 400, 709
@@ -100,26 +97,22 @@ class Driver:
         return function.value or 0
 
     def warm(self, device: int, texts: Sequence[bytes], threads: int) -> None:
-        """Have kernels compiled into the driver's own cache, several at a time, if they are not there yet: it compiles
-        one at a time in each context, so these have contexts of their own for as long as it takes.
+        """Have kernels compiled into the driver's own cache, several at a time: it compiles one at a time in each
+        context, so these have contexts of their own for as long as it takes.
 
         Args:
             device: as torch counts.
-            texts: PTX. What is refused here is said when it is loaded.
-            threads: as many contexts, each of some hundred MiB on the GPU while it is there; fewer where memory is
-                short, and none where the first text was in the cache.
+            texts: PTX, in the order in which they are compiled. What is refused here is said when it is loaded.
+            threads: as many contexts, each of some hundred MiB on the GPU while it is there. Fewer where memory is
+                short; nothing is compiled where it is too short for two.
         """
-        if not texts:
-            return
-        with self.in_context(device), self._uncaptured():
-            began = time.perf_counter()
-            self._compile(texts[0])
-            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        with self.in_context(device):
             self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-        threads = min(threads, free.value // _HELPER_BYTES)
-        if time.perf_counter() - began < _CACHED_SECONDS or threads < 2:
+        threads = min(threads, len(texts), free.value // _HELPER_BYTES - 1)
+        if threads < 2:
             return
-        left = list(texts[1:])
+        left = list(reversed(texts))
         helpers = [threading.Thread(target=self._help, args=(device, left), daemon=True) for _ in range(threads)]
         for helper in helpers:
             helper.start()

@@ -12,6 +12,7 @@ import functools
 import operator
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,15 +22,17 @@ from ..descriptor import Descriptor
 from .driver import MAP_ALIGNMENT, MAP_BYTES, Driver, driver
 from .errors import PrebuiltError
 from .keys import Key, aligned, key, type_of
-from .library import Compiled, Map, library
+from .library import Compiled, Map, Text, library
 
 #: struct's letter of each kind of number among a kernel's parameters.
 _LETTERS = {"i32": "i", "i64": "q", "fp32": "f"}
 #: Sets of tensor maps that one kernel keeps: one for each layer and buffer. More than these are made anew.
 _MOST_MAPS = 256
 _lock = threading.RLock()
-#: (device, form, key) -> the driver's handle.
-_loaded: dict[tuple[Any, ...], int] = {}
+#: (device, form, the key's digest) -> the driver's handle.
+_loaded: dict[tuple[int, str, str], int] = {}
+#: A kernel that takes longer to load was not in the driver's cache: compiling a long one takes 0.2 s and more.
+_CACHED_SECONDS = 0.1
 
 
 class Prebuilt:
@@ -70,15 +73,38 @@ class Prebuilt:
             if not library().has(self._form, wanted):
                 raise PrebuiltError(f"set {self._form} lacks a kernel that this run needs ({wanted})")
             compiled = library().kernel(self._form, wanted)
-            function = _load(device, self._form, wanted, compiled)
+            function = _load(device, self._form, wanted.digest, compiled)
             bound = self._bound[place] = Bound(driver(), device, function, compiled, arguments, wanted)
         return bound
 
 
-def _load(device: int, form: str, wanted: Key, compiled: Compiled) -> int:
-    known = device, form, wanted
+def preload(device: int, form: str, use: str, helpers: int) -> None:
+    """Load the kernels of a use that a set was made for before its first run, which then waits for none.
+
+    Args:
+        device: as torch counts.
+        form: "A" to "D".
+        use: as `planning.launches.use_id` names it. Kernels of other uses are loaded one by one when they are launched.
+        helpers: contexts that compile at the same time where the driver's cache does not have them.
+
+    Raises:
+        PrebuiltError, SetError: as launches raise them.
+    """
+    texts = sorted(library().texts(form, use), key=lambda text: -len(text.ptx))
+    new = True
+    for i, text in enumerate(texts):
+        began = time.perf_counter()
+        with _lock:
+            _load(device, form, text.digest, text)
+        if new and time.perf_counter() - began > _CACHED_SECONDS:
+            driver().warm(device, [other.ptx for other in texts[i + 1 :]], helpers)
+            new = False
+
+
+def _load(device: int, form: str, digest: str, text: Compiled | Text) -> int:
+    known = device, form, digest
     if known not in _loaded:
-        _loaded[known] = driver().load(device, compiled.ptx, compiled.symbol, compiled.shared)
+        _loaded[known] = driver().load(device, text.ptx, text.symbol, text.shared)
     return _loaded[known]
 
 

@@ -43,6 +43,15 @@ class Map(NamedTuple):
     box: tuple[int, ...]
 
 
+class Text(NamedTuple):
+    """What the driver needs to load a kernel. digest: of its key. ptx, symbol, shared: as in `Compiled`."""
+
+    digest: str
+    ptx: bytes
+    symbol: str
+    shared: int
+
+
 @dataclass(frozen=True)
 class Compiled:
     """One kernel, ready for the driver.
@@ -103,12 +112,18 @@ class Library:
         """Return whether a form was made for a use (`planning.launches.use_id`): it has all kernels of that."""
         return use in self._covers.get(form, ())
 
-    def texts(self, form: str, use: str) -> list[bytes]:
-        """Return the PTX of all kernels of a use that the form was made for; none of another. Raises SetError."""
+    def texts(self, form: str, use: str) -> list[Text]:
+        """Return all kernels of a use that the form was made for; none of another. Raises SetError."""
         digests = [(name, digest) for name in MADE_OF[form] for digest in sorted(self._sets[name]["kernels"])]
         found = (digests[number] for number in self._covers.get(form, {}).get(use, ()))
-        places = sorted((name, *self._sets[name]["kernels"][digest][:3]) for name, digest in found)
-        return [self._text(name, part)[at : at + length] for name, part, at, length in places]
+        texts = []
+        for name, (part, at, length, shared), digest in sorted(
+            (name, self._sets[name]["kernels"][digest][:4], digest) for name, digest in found
+        ):
+            ptx = self._text(name, part)[at : at + length]
+            symbol = ptx.partition(b".entry ")[2].partition(b"(")[0].decode()
+            texts.append(Text(digest, ptx, symbol, shared))
+        return texts
 
     def has(self, form: str, key: Key) -> bool:
         """Return whether a form ("A" to "D") has a kernel."""

@@ -1,7 +1,7 @@
 """Which kernels run a half: all of one prebuilt set, Triton's, or none, with the reasons."""
 
+import threading
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -139,16 +139,27 @@ def test_what_a_set_was_made_for_is_not_walked(machine, monkeypatch):
         machine(86).of("encoder")
 
 
-def test_a_half_s_kernels_are_compiled_before_it_runs(machine, monkeypatch):
+def test_a_half_s_kernels_are_loaded_before_it_runs(machine, monkeypatch):
+    """In a thread beside the packing of weights; what that finds wrong is raised."""
     known = launches.use_id(DEFAULT, DEFAULT.published.config, "decoder", torch.float16, DEFAULTS, None, False)
-    warmed = []
-    machine.library.texts = lambda form, use: [b"a", b"b"] if (form, use) == ("A", known) else []
-    monkeypatch.setattr(choice, "driver", lambda: SimpleNamespace(warm=lambda *of: warmed.append(of)))
+    begun, loaded = threading.Event(), []
+
+    def preload(*of):
+        assert begun.wait(10)
+        loaded.append(of)
+
+    monkeypatch.setattr(choice, "preload", preload)
     monkeypatch.setattr(choice, "cores", lambda: 2)
-    machine(86).warm("decoder")
-    machine(90).warm("decoder")  # Triton compiles when it launches
-    machine(86).warm("encoder")
-    assert warmed == [(3, [b"a", b"b"], 2), (3, [], 2)]
+    with machine(86).loading("decoder"):
+        assert not loaded
+        begun.set()
+    assert loaded == [(3, "A", known, 2)]
+    with machine(90).loading("decoder"):  # Triton compiles when it launches
+        pass
+    assert len(loaded) == 1
+    monkeypatch.setattr(choice, "preload", lambda *of: "".index("x"))
+    with pytest.raises(ValueError), machine(86).loading("encoder"):
+        pass
 
 
 def test_a_card_that_is_not_here(machine):

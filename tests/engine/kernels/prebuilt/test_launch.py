@@ -3,6 +3,7 @@
 import ctypes
 import struct
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from zerowaste_vae.engine.kernels.descriptor import Descriptor
 from zerowaste_vae.engine.kernels.launching import launcher, recording
 from zerowaste_vae.engine.kernels.prebuilt import launch as module
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
-from zerowaste_vae.engine.kernels.prebuilt.keys import takes
-from zerowaste_vae.engine.kernels.prebuilt.launch import Prebuilt
-from zerowaste_vae.engine.kernels.prebuilt.library import Compiled, Map
+from zerowaste_vae.engine.kernels.prebuilt.keys import key, takes
+from zerowaste_vae.engine.kernels.prebuilt.launch import Prebuilt, preload
+from zerowaste_vae.engine.kernels.prebuilt.library import Compiled, Map, Text
 from zerowaste_vae.engine.kernels.targets import capabilities, prebuilt
 
 KERNEL, FIXED = "conv3d.conv_kernel", {"C": 64, "num_warps": 8}
@@ -137,6 +138,25 @@ def test_threads_share_no_packed_block(fake, tensors):
     for thread in threads:
         thread.join()
     assert sorted(read[2] for *_, read in fake.launched) == [1, 2]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_use_s_kernels_are_loaded_once_and_compiled_aside_where_they_are_new(fake, tensors, monkeypatch, cached):
+    """The longest first; a launch then finds its own."""
+    x, out = tensors
+    wanted = key(KERNEL, [x, out, 1], FIXED)
+    texts = [Text("b", b"short", "one", 0), Text(wanted.digest, b"a long text", "conv_kernel", 65536),
+             Text("c", b"middle", "two", 0)]  # fmt: skip
+    monkeypatch.setattr(module, "library", lambda known=module.library: SimpleNamespace(
+        has=known().has, kernel=known().kernel, texts=lambda form, use: texts))  # fmt: skip
+    monkeypatch.setattr(module, "_CACHED_SECONDS", 60 if cached else -1)
+    fake.warmed = []
+    fake.warm = lambda *of: fake.warmed.append(of)
+    preload(2, "C", "a use", 3)
+    assert fake.loaded == [(2, b"a long text", "conv_kernel", 65536), (2, b"middle", "two", 0), (2, b"short", "one", 0)]
+    assert fake.warmed == ([] if cached else [(2, [b"middle", b"short"], 3)])
+    Prebuilt(KERNEL, "C")[(1,)](x, out, 1, **FIXED)
+    assert len(fake.loaded) == 3 and fake.launched[0][1] == 1
 
 
 def test_a_kernel_that_the_set_lacks_is_named(fake, tensors):

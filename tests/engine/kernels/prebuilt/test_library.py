@@ -11,13 +11,14 @@ from zerowaste_vae.engine.kernels.prebuilt.library import Library, SetError
 
 X = torch.empty(4, device="meta")
 FIRST, SECOND, EIGHT = (key("probe.doubling_kernel", [X, X], {"N": n}) for n in (128, 256, 512))
+EIGHT_TEXT = b"eight .entry doubling_kernel("
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Sets A, with two kernels in one part, and B, with one of its own."""
     sets = {}
-    for name, texts in {"A": {FIRST: b"first text", SECOND: b"second"}, "B": {EIGHT: b"eight"}}.items():
+    for name, texts in {"A": {FIRST: b"first text", SECOND: b"second"}, "B": {EIGHT: EIGHT_TEXT}}.items():
         packed, kernels, at = lzma.compress(b"".join(texts.values())), {}, 0
         for one, text in texts.items():
             kernels[one.digest] = ["x", at, len(text), 1024, 4, [0]]
@@ -34,7 +35,7 @@ def test_kernels_come_from_the_form_and_from_the_one_it_shares(folder):
     found = Library(folder)
     assert found.kernel("A", SECOND).ptx == b"second"
     both = found.kernels("B", [FIRST, EIGHT])
-    assert both[FIRST].ptx == b"first text" and both[EIGHT].ptx == b"eight"
+    assert both[FIRST].ptx == b"first text" and both[EIGHT].ptx == EIGHT_TEXT
     one = both[FIRST]
     assert (one.symbol, one.shared, one.warps) == ("doubling_kernel", 1024, 4)
     assert one.parameters == ("pointer", "pointer", "scratch", "scratch")
@@ -52,7 +53,10 @@ def test_what_a_form_was_made_for_is_known_with_its_texts(folder):
     path.write_text(json.dumps(index))
     found = Library(folder)
     assert [found.covers("B", use) for use in ("one", "none", "two")] == [True, True, False]
-    assert sorted(found.texts("B", "one")) == [b"eight", b"second"]
+    texts = found.texts("B", "one")
+    assert sorted(text.ptx for text in texts) == [EIGHT_TEXT, b"second"]
+    assert {text.digest for text in texts} == {EIGHT.digest, SECOND.digest}
+    assert [(text.symbol, text.shared) for text in texts if text.digest == EIGHT.digest] == [("doubling_kernel", 1024)]
     assert found.texts("B", "two") == found.texts("A", "one") == [] and not found.covers("A", "one")
 
 
@@ -75,7 +79,7 @@ def test_a_truncated_file_is_named(folder, left):
     path = folder / "A.x.xz"
     path.write_bytes(path.read_bytes()[:left])
     assert "A.x.xz" in refused(folder, lambda found: found.kernel("A", FIRST))
-    assert Library(folder).kernel("B", EIGHT).ptx == b"eight"
+    assert Library(folder).kernel("B", EIGHT).ptx == EIGHT_TEXT
 
 
 def test_a_changed_file_is_named(folder):

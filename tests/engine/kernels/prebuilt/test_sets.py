@@ -87,6 +87,8 @@ def test_every_part_is_whole(form):
         assert text.startswith(".version ") and text.endswith("}\n") and text.count(".entry") == 1
         assert f".reqntid {32 * warps}\n" in text and shared <= SHARED_KIB << 10
         assert text.count(".b8 ") >= len(maps)
+    index = json.loads((FOLDER / "index.json").read_bytes())
+    assert {kind: size for _, kind, size, _ in index["maps"]} == {0: 1, 6: 2, 9: 2}  # uint8, fp16 and bf16, in bytes
 
 
 def run(code, *arguments):
