@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .card import add_card, asked
-from .options import add_device, add_force, add_norm_groups
+from .options import add_device, add_force, add_json, add_norm_groups, check_least
 
 if TYPE_CHECKING:
     import torch
@@ -37,9 +37,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     kernels.add_argument("--only", choices=OPERATORS, action="append", help="one operator; may be repeated")
     _add_form(kernels)
-    kernels.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     kernels.add_argument("--device", default="cuda", help="the GPU to measure (default: cuda)")
-    add_force(kernels)
+    add_json(kernels, "the rows")
     kernels.set_defaults(run=run_kernels)
     loading = what.add_parser(
         "load", help="time VAE files from disk to ready",
@@ -120,8 +119,7 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="calls after the first one (default: 5)")
     add_device(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to this file")
-    add_force(parser)
+    add_json(parser, "everything")
 
 
 def _add_page(parser: argparse.ArgumentParser) -> None:
@@ -132,9 +130,10 @@ def _add_page(parser: argparse.ArgumentParser) -> None:
 
 def run_half(args: argparse.Namespace) -> int:
     from ..bench.form import in_form
+    from ..loader import placement
 
     _check(args, Path(args.weights or ""))
-    device = _device(args.device)
+    device = placement("auto", args.device)
     with in_form(args.form, device):
         return _run_half(args, device)
 
@@ -145,10 +144,7 @@ def _run_half(args: argparse.Namespace, device: torch.device) -> int:
     from ..bench.share import with_tuning
     from ..bench.subject import DEMO, FAMILIES, RANDOM, default_weights, read_weights
     from ..files.writing import write_json
-    from ..request import usual_overlap
 
-    if args.overlap is None:
-        args.overlap = usual_overlap(args.tile)
     weights = args.weights or default_weights(device)
     bench, cases = _prepare(args, read_weights(weights), device)
     about = environment(device)
@@ -180,8 +176,6 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
     from ..loader import auto_precision
     from ..request import Request
 
-    if args.db_frames < 0:
-        raise InputError(f"--db-frames {args.db_frames}: give how many are compared with fp32, 0 for none")
     bench = Bench(weights, device, args.runs, args.db_frames, args.norm_groups)
     gpu = device.type == "cuda"
     arch = bench.architecture
@@ -196,6 +190,7 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
             raise InputError(f"--frames {count}: no latents decode to so many; the next such count is {nearest}")
     half = "decoder" if args.half == "decode" else "encoder"
     precisions = [auto_precision(device, arch) if name == "auto" else name for name in args.precisions]
+    args.overlap = Request(tile=args.tile, overlap=args.overlap).overlap
     cases = [
         Case(half, precision, count, *size, target, args.tiling, args.tile, args.overlap)
         for size in sizes for count in frames for precision in precisions for target in args.targets
@@ -233,12 +228,14 @@ def run_load(args: argparse.Namespace) -> int:
     from ..bench import schema, table
     from ..bench.environment import environment
     from ..bench.load import line, load_rows
+    from ..files.latents import check_file
+    from ..files.writing import write_json
+    from ..loader import placement
 
     _check(args, *args.files)
     for path in args.files:
-        if not path.is_file():
-            raise InputError(f"{path}: no such file")
-    device = _device(args.device)
+        check_file(path)
+    device = placement("auto", args.device)
     about = environment(device)
     print(table.environment_line(about))
     rows = []
@@ -246,8 +243,6 @@ def run_load(args: argparse.Namespace) -> int:
         print(line(row), flush=True)
         rows.append(row)
     if args.json is not None:
-        from ..files.writing import write_json
-
         write_json(args.json, schema.report("load", about, {"command": "bench load", "runs": args.runs}, rows))
     return 0
 
@@ -300,8 +295,7 @@ def _check(args: argparse.Namespace, *inputs: Path) -> None:
     """Check before any work that all files can be written and replace nothing unasked. Raises InputError."""
     from ..files.writing import check_target
 
-    if getattr(args, "runs", 1) < 1:
-        raise InputError(f"--runs {args.runs}: at least one call is needed")
+    check_least(args, runs=1, db_frames=0)
     targets = [path for name in ("json", "html") if (path := getattr(args, name, None)) is not None]
     for path in targets:
         check_target(path, args.force, inputs=inputs)
@@ -314,12 +308,6 @@ def _check(args: argparse.Namespace, *inputs: Path) -> None:
         from ..bench.plots import check_matplotlib
 
         check_matplotlib()
-
-
-def _device(name: str | None) -> torch.device:
-    from ..loader import placement
-
-    return placement("auto", name)
 
 
 def _write_page(args: argparse.Namespace, reports: list[dict[str, Any]], profile: Any) -> None:
@@ -342,9 +330,10 @@ def run_kernels(args: argparse.Namespace) -> int:
     import torch
 
     from ..files.writing import write_json
+    from ..loader import placement
 
-    device = _device(args.device) if torch.cuda.is_available() else None
-    if device is None or device.type != "cuda":
+    device = placement("auto", args.device) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type != "cuda":
         raise InputError(f"--device {args.device}: bench kernels needs a CUDA GPU; on a CPU the operators run torch")
     _check(args)
     with torch.cuda.device(device):

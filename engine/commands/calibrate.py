@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from ..calibration import calibrate, passes
     from ..files.latents import read_latent
     from ..files.media import read_video
-    from ..files.writing import check_target, replacing
+    from ..files.writing import check_target, write_text
     from ..loader import demo_clip_path, demo_vae_path, load
 
     if args.table is not None:
@@ -73,8 +73,7 @@ def run(args: argparse.Namespace) -> int:
             against = f"{db:.1f} dB against {vae.architecture.native}"
             print(f"  all in {kind}: {against}, {saturated} of {operands} operands saturated")
     if args.table is not None:
-        with replacing(args.table) as temporary:
-            temporary.write_text(vae.store.document(), encoding="utf-8")
+        write_text(args.table, vae.store.document())
     return 0
 
 

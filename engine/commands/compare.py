@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from .options import add_json, check_least, print_facts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per chunk: looks at chunk starts")
     parser.add_argument("--per-latent", type=int, default=4, metavar="N", help="frames of a latent (default: 4; "
                         "Mochi: 6, LTX and Cosmos: 8)")  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    parser.add_argument("--force", action="store_true", help="replace an existing FILE")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -48,12 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.json is not None:
         check_target(args.json, args.force, inputs=(args.a, args.b))
-    if args.scale < 1:
-        raise InputError(f"--scale {args.scale}: give pixels per latent pixel, such as 8")
-    if args.chunk < 0:
-        raise InputError(f"--chunk {args.chunk}: give latents per chunk")
-    if args.per_latent < 1:
-        raise InputError(f"--per-latent {args.per_latent}: give frames per latent, such as 4")
+    check_least(args, scale=1, chunk=0, per_latent=1)
     rows, columns = list(args.rows), list(args.columns)
     frames, height, width = measure(args.a)
     if args.tile:
@@ -62,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
         rows, columns = rows + more[0], columns + more[1]
     starts = chunk_starts(frames, args.chunk, args.per_latent) if args.chunk else []
     result = compare(read(args.a), read(args.b), rows, columns, starts)
-    for line in lines(result):
-        print(line)
+    print_facts(facts(result))
     if args.json is not None:
         write_json(args.json, {"a": str(args.a), "b": str(args.b), **result.record()})
     return 0
@@ -116,24 +110,21 @@ def _stored(path: Path) -> Iterator[Tensor]:
         raise InputError(f"{path}: is not a readable safetensors file ({error})") from error
 
 
-def lines(c: Comparison) -> Iterator[str]:
-    """Yield the comparison as lines of text."""
+def facts(c: Comparison) -> Iterator[tuple[str, str]]:
+    """Yield the comparison as (name, text) pairs."""
 
-    def ratio(name: str, value: Ratio | None, where: str, absent: str) -> str:
-        text = absent if value is None else f"{value.ratio:.2f} times the usual, at {where} {value.at}"
-        return f"{name:<16}{text}"
+    def ratio(value: Ratio | None, where: str, absent: str) -> str:
+        return absent if value is None else f"{value.ratio:.2f} times the usual, at {where} {value.at}"
 
-    yield f"{'clips':<16}{c.frames} frames {c.width}x{c.height}"
-    yield f"{'PSNR':<16}{c.psnr:.2f} dB, worst frame {c.worst_psnr:.2f} dB (frame {c.worst_frame})"
-    yield f"{'SSIM':<16}" + ("frames are smaller than its window of 11 pixels" if c.ssim is None else f"{c.ssim:.6f}")
-    yield f"{'largest error':<16}{c.max_error:.6f} ({255 * c.max_error:.2f} of 255)"
-    yield f"{'colour shift':<16}" + ", ".join(f"{255 * s:+.3f}" for s in c.shift) + " (red, green, blue; of 255)"
-    yield ratio("step at rows", c.seam_rows, "row", "no tile edges given")
-    yield ratio("step at columns", c.seam_columns, "column", "no tile edges given")
-    yield ratio("largest jump", c.jump, "frame", "one frame has none")
-    yield ratio("at chunk starts", c.chunk_jump, "frame", "no chunks given")
-    for finding in c.findings:
-        yield f"{'found':<16}{finding}"
-    if not c.findings:
-        seam = "" if c.seam_rows is None and c.seam_columns is None else "seam, "
-        yield f"{'found':<16}no {seam}jump or colour shift"
+    yield "clips", f"{c.frames} frames {c.width}x{c.height}"
+    yield "PSNR", f"{c.psnr:.2f} dB, worst frame {c.worst_psnr:.2f} dB (frame {c.worst_frame})"
+    yield "SSIM", "frames are smaller than its window of 11 pixels" if c.ssim is None else f"{c.ssim:.6f}"
+    yield "largest error", f"{c.max_error:.6f} ({255 * c.max_error:.2f} of 255)"
+    yield "colour shift", ", ".join(f"{255 * s:+.3f}" for s in c.shift) + " (red, green, blue; of 255)"
+    yield "step at rows", ratio(c.seam_rows, "row", "no tile edges given")
+    yield "step at columns", ratio(c.seam_columns, "column", "no tile edges given")
+    yield "largest jump", ratio(c.jump, "frame", "one frame has none")
+    yield "at chunk starts", ratio(c.chunk_jump, "frame", "no chunks given")
+    seam = "" if c.seam_rows is None and c.seam_columns is None else "seam, "
+    for finding in c.findings or [f"no {seam}jump or colour shift"]:
+        yield "found", finding

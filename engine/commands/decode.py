@@ -9,17 +9,18 @@ import json
 import os
 import sys
 import time
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import log
 from ..errors import InputError
-from .alike import check_alike
 from .options import (
     CURE,
     add_any_vae,
     add_run_options,
+    check_alike,
     check_report,
     frame_rate,
     give_report,
@@ -27,6 +28,7 @@ from .options import (
     memory_options,
     progress,
     rate,
+    run_options,
     with_ranks,
 )
 
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from ..files.pngs import PngWriter
     from ..operands.policy import Policy
     from ..run.plan import Plan
-    from ..run.progress import Progress
     from ..run.tiles import Grid
     from ..vae import VideoVAE
 
@@ -96,7 +97,7 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
     asked = ranks.broadcast()
     if asked is not None:
         part, at_once = asked
-        for _ in _made(args, ranks, vae, latent, at_once, **part):
+        for _ in Job(args, ranks, vae, latent, {}).made(at_once, **part):
             pass
     return 0
 
@@ -136,122 +137,182 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     still = vae.architecture.still
     if still and kind == "mp4":
         raise InputError(f"{args.out}: {vae.arch} makes pictures; end it in .png, .safetensors, or / for a folder")
-    latent = LatentFile(args.latent, vae.latent_channels, args.item, still)
-    if latent.shape[0] > 1 and kind != "safetensors" and not (still and kind == "folder"):
-        count = latent.shape[0]
-        raise InputError(f"{args.latent}: holds {count} clips; choose one with --item N, or write .safetensors")
-    if kind == "png" and _frames(args, vae, latent, notes) - args.start > 1:
+    job = Job(args, ranks, vae, LatentFile(args.latent, vae.latent_channels, args.item, still), notes)
+    clips = job.latent.shape[0]
+    if clips > 1 and kind != "safetensors" and not (still and kind == "folder"):
+        raise InputError(f"{args.latent}: holds {clips} clips; choose one with --item N, or write .safetensors")
+    if kind == "png" and job.count > 1:
         raise InputError(f"{args.out}: {args.latent} is a clip of several frames; write .mp4, or / for a PNG folder")
     if there:
-        _say_complete(args, vae, latent, notes, form)
+        job.say_complete(form)
         if ranks is not None:
             ranks.broadcast(None)
         return 0
     if still and args.resume:
         log.warn(f"{args.out}: pictures are decoded and written all at once; --resume finds nothing and begins anew")
-    started = time.perf_counter()
-    if still or kind in ("safetensors", "png"):
-        shape, resumed = _at_once(args, ranks, vae, latent, notes, fps, target, kind), 0
-    else:
-        shape, resumed = _by_and_by(args, ranks, vae, latent, notes, form, target)
-    seconds = time.perf_counter() - started
+    began = time.perf_counter()
+    at_once = still or kind in ("safetensors", "png")
+    shape, resumed = (job.at_once(target, kind, fps), 0) if at_once else job.by_and_by(target, form)
     if not args.quiet:
-        batch, count, height, width, _ = shape
-        clips = f"{batch} clips of " if batch > 1 else ""
-        speed = f" at {float(fps):g} frames/s" if kind == "mp4" else ""
-        before = f" behind {resumed} that were there" if resumed else ""
-        how = f"{vae.precision} on {vae.device}, decoded in {seconds:.1f} s{before}"
+        clips, count, height, width, _ = shape
+        said = f"{args.out}: {f'{clips} clips of ' if clips > 1 else ''}{count} frames {width}x{height}"
+        said += f" at {float(fps):g} frames/s" if kind == "mp4" else ""
+        said += f", {vae.precision} on {vae.device}, decoded in {time.perf_counter() - began:.1f} s"
+        said += f" behind {resumed} that were there" if resumed else ""
         if vae.last_report is not None and vae.last_report.lead:
-            how += f", with the {vae.last_report.lead} latents in front again that they depend on"
-        print(f"{args.out}: {clips}{count} frames {width}x{height}{speed}, {how}")
+            said += f", with the {vae.last_report.lead} latents in front again that they depend on"
+        print(said)
     give_report(vae, args)
     return 0
 
 
-def _decoded(
-    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, report: Progress, at_once: bool,
-    on_plan: Callable[[Plan], None] | None = None, **part: object,
-) -> Iterator[Tensor]:  # fmt: skip
-    """Return the wanted frames as they are finished, or all at once, and send the request to other ranks first."""
-    part |= _taken(args)
-    if ranks is not None:
-        ranks.broadcast((part, at_once))
-    return _made(args, ranks, vae, latent, at_once, progress=report, on_plan=on_plan, **part)
+@dataclass
+class Job:
+    """A decode as a command line asks for it.
 
+    Args:
+        args: of the command.
+        ranks: of torchrun, or None.
+        vae: the loaded VAE.
+        latent: the opened latent file.
+        notes: its metadata.
+    """
 
-def _made(
-    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, at_once: bool, **part: object
-) -> Iterator[Tensor]:
-    """Return frames as `_decoded` does; other ranks send theirs to rank 0."""
-    check_alike(args, ranks, vae, latent=args.latent)
-    options = {"devices": ranks or args.devices, "mixed_devices": args.mixed_devices, **part, **memory_options(args)}
-    options["any_vae"] = True  # rank 0 has checked
-    return iter([vae.decode(latent.read(), **options)]) if at_once else vae.stream(latent, **options)
+    args: argparse.Namespace
+    ranks: Ranks | None
+    vae: VideoVAE
+    latent: LatentFile
+    notes: dict[str, str]
 
+    def made(self, at_once: bool, **part: object) -> Iterator[Tensor]:
+        """Return the wanted frames as they are finished, or all at once; other ranks send theirs to rank 0."""
+        check_alike(self.args, self.ranks, self.vae, latent=self.args.latent)
+        options = {**run_options(self.args, self.ranks), **part, "any_vae": True}  # rank 0 has checked
+        if at_once:
+            return iter([self.vae.decode(self.latent.read(), **options)])
+        return self.vae.stream(self.latent, **options)
 
-def _at_once(
-    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, notes: dict[str, str],
-    fps: Fraction, target: Path, kind: str,
-) -> tuple[int, ...]:  # fmt: skip
-    """Decode with all frames in memory, for pictures, .png and .safetensors, and write them; return their shape."""
-    from ..files.pngs import write_png, write_png_folder
-    from ..files.writing import write_tensors
+    def _decoded(self, at_once: bool, callbacks: dict[str, object], **part: object) -> Iterator[Tensor]:
+        """Return frames as `made` does, and send the request to other ranks first."""
+        part |= _taken(self.args)
+        if self.ranks is not None:
+            self.ranks.broadcast((part, at_once))
+        return self.made(at_once, **callbacks, **part)
 
-    last, output = _frames(args, vae, latent, notes), "float32" if kind == "safetensors" else "uint8"
-    with progress("decode", args.quiet) as report:
-        part = {"output": args.output or output, "start": args.start, "frames": last - args.start}
-        (frames,) = _decoded(args, ranks, vae, latent, report, True, **part)
-    frames = crop(frames, notes, vae.spatial)
-    if kind == "png":
-        write_png(target, frames[0, 0])
-    elif kind == "folder":
-        write_png_folder(target, frames.flatten(0, 1))
-    elif vae.architecture.still:
-        write_tensors(target, {"frames": frames[:, 0]}, {})
-    else:
-        write_tensors(target, {"frames": frames}, {"fps": str(fps)})
-    return tuple(frames.shape)
+    def at_once(self, target: Path, kind: str, fps: Fraction) -> tuple[int, ...]:
+        """Decode with all frames in memory, for pictures, .png and .safetensors, and write them; return their shape."""
+        from ..files.pngs import write_png, write_png_folder
+        from ..files.writing import write_tensors
 
-
-def _by_and_by(
-    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, latent: LatentFile, notes: dict[str, str],
-    form: object, target: Path,
-) -> tuple[tuple[int, ...], int]:  # fmt: skip
-    """Decode to an MP4 or a PNG folder chunk by chunk; return the frames' shape and the number already written."""
-    from ..files.mp4 import Mp4Writer
-    from ..files.pngs import PngWriter
-
-    last = _frames(args, vae, latent, notes)
-    count = last - args.start
-    plan, policy = _plan(args, vae, latent)
-    identity = _identity(args, vae, count, form, plan, policy)
-    writer: Mp4Writer | PngWriter
-    if form is None:
-        writer = PngWriter(target, args.start, identity, args.resume, args.force)
-    else:
-        writer = Mp4Writer(target, form, identity, args.resume, force=args.force)
-    resumed = writer.done
-    try:
-        with writer, progress("decode", args.quiet) as report:
-            if resumed < count:
-                output = "float32" if form is not None and form.deep else "uint8"
-                part = {"output": output, "start": args.start + resumed, "frames": count - resumed}
-                if ranks is None:  # ranks plan for themselves
-                    part["plan"] = plan if plan.tiled else None
-                for frames in _decoded(args, ranks, vae, latent, report, False, _keeps_to(plan, writer), **part):
-                    writer.write(crop(frames, notes, vae.spatial)[0])
-            elif ranks is not None:
-                ranks.broadcast(None)
-        if form is None:
-            writer.finish()
+        args, still = self.args, self.vae.architecture.still
+        output = args.output or ("float32" if kind == "safetensors" else "uint8")
+        with progress("decode", args.quiet) as report:
+            (frames,) = self._decoded(True, {"progress": report}, output=output, start=args.start, frames=self.count)
+        frames = crop(frames, self.notes, self.vae.spatial)
+        if kind == "png":
+            write_png(target, frames[0, 0])
+        elif kind == "folder":
+            write_png_folder(target, frames.flatten(0, 1))
         else:
-            writer.finish(args.audio, args.start / form.fps)
-    except BaseException:
-        if writer.done:
-            print(f"{writer.part}: {writer.done} of {count} frames; the same command with --resume goes on from there",
-                  file=sys.stderr)  # fmt: skip
-        raise
-    return (1, count, *_sides(vae, latent, notes), vae.colours[1]), resumed
+            write_tensors(target, {"frames": frames[:, 0] if still else frames}, {} if still else {"fps": str(fps)})
+        return tuple(frames.shape)
+
+    def by_and_by(self, target: Path, form: Format | None) -> tuple[tuple[int, ...], int]:
+        """Decode to an MP4 or (form None) a PNG folder chunk by chunk; return the frames' shape and the number of those
+        that were there."""
+        from ..files.mp4 import Mp4Writer
+        from ..files.pngs import PngWriter
+
+        args, vae, count = self.args, self.vae, self.count
+        plan, policy = self._plan()
+        identity = self._identity(form, plan, policy)
+        writer: Mp4Writer | PngWriter
+        if form is None:
+            writer = PngWriter(target, args.start, identity, args.resume, args.force)
+        else:
+            writer = Mp4Writer(target, form, identity, args.resume, force=args.force)
+        resumed = writer.done
+        try:
+            with writer, progress("decode", args.quiet) as report:
+                if resumed < count:
+                    output = "float32" if form is not None and form.deep else "uint8"
+                    part = {"output": output, "start": args.start + resumed, "frames": count - resumed}
+                    if self.ranks is None:  # ranks plan for themselves
+                        part["plan"] = plan if plan.tiled else None
+                    callbacks = {"progress": report, "on_plan": _keeps_to(plan, writer)}
+                    for frames in self._decoded(False, callbacks, **part):
+                        writer.write(crop(frames, self.notes, vae.spatial)[0])
+                elif self.ranks is not None:
+                    self.ranks.broadcast(None)
+            writer.finish(*() if form is None else (args.audio, args.start / form.fps))
+        except BaseException:
+            if writer.done:
+                print(f"{writer.part}: {writer.done} of {count} frames; the same command with --resume goes on from "
+                      "there", file=sys.stderr)  # fmt: skip
+            raise
+        return (1, count, *self._sides(), vae.colours[1]), resumed
+
+    def say_complete(self, form: Format | None) -> None:
+        """Print that nothing is left to resume. Raises InputError where OUT cannot be this decode's result."""
+        from ..files.media import Clip
+        from ..files.mp4_format import PIXELS
+
+        out = self.args.out
+        count = self.latent.shape[0] if self.vae.architecture.still else self.count
+        height, width = self._sides()
+        clip = Clip(Path(out))
+        found = (clip.count, *next(iter(clip)).shape[:2])
+        even = form is not None and PIXELS[form.pixels][2]  # colours of half the size
+        if found != (count, height + height % 2 * even, width + width % 2 * even):
+            raise InputError(f"{out}: is another clip ({found[0]} frames of {found[2]}x{found[1]}, not {count} of "
+                             f"{width}x{height}); choose another name or give --force to replace it")  # fmt: skip
+        if not self.args.quiet:
+            print(f"{out}: is complete ({count} frames {width}x{height}), nothing is left to resume; --force decodes "
+                  "it anew")  # fmt: skip
+
+    @functools.cached_property
+    def count(self) -> int:
+        """Return the number of frames to decode, without those that `encode` had to add."""
+        from ..request import check_part
+
+        count, noted = self.vae.frames(self.latent.shape[2]), _number(self.notes, "frames")
+        if 0 < noted <= count == self.vae.architecture.filled(noted):
+            count = noted
+        return len(check_part(self.args.start, self.args.frames, count))
+
+    def _sides(self) -> tuple[int, ...]:
+        """Return the rows and columns of frames, without those that `encode` had to add."""
+        step = self.vae.spatial
+        sides = zip(("height", "width"), (step * n for n in self.latent.shape[3:]), strict=True)
+        return tuple(int(self.notes[name]) if _noted(self.notes, name, n, step) else n for name, n in sides)
+
+    def _plan(self) -> tuple[Plan, Policy]:
+        """Return the plan of the whole clip, and the policy of its operands."""
+        from ..call import decoder_samples
+
+        way = self.vae.at(self.args.timestep)
+        policy = way.settled("decoder", functools.partial(decoder_samples, self.latent))
+        return way.plan_decode(*self.latent.shape[2:], **memory_options(self.args)), policy
+
+    def _identity(self, form: Format | None, plan: Plan, policy: Policy) -> str:
+        """Return a hash of all that the bits of frames depend on, which an unfinished file and its rest must share."""
+        import torch
+
+        from ..devices.alike import of_bits, of_file
+        from ..devices.kinds import kind_of
+        from ..kernels.conv3d.tuned import table
+
+        args, vae = self.args, self.vae
+        files = [of_file(path) for path in (args.latent, vae.path)]
+        way = vae.precision, of_bits(vae), kind_of(vae.device), args.norm_groups
+        if vae.device.type == "cpu":  # the order of sums depends on the number of threads and the length of vectors
+            way += torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+        # 8-bit ranges grow with every clip that a file is used on.
+        way += _tiles(plan), plan.fused, json.dumps(policy.as_dict(), sort_keys=True)
+        here = vae.kernels("decoder")
+        way += torch.__version__, sorted(map(repr, table(vae.device, here.way).items() if here else ()))
+        text = repr((*files, args.item, args.start, self.count, *way, form, *_taken(args).items()))
+        return "zerowaste " + hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _whole(out: str, kind: str) -> bool:
@@ -261,53 +322,6 @@ def _whole(out: str, kind: str) -> bool:
     path = Path(out)
     there = path.is_file() if kind == "mp4" else kind == "folder" and any(path.glob("frame_*.png"))
     return there and not part_of(path).exists()
-
-
-def _say_complete(
-    args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str], form: Format | None
-) -> None:
-    """Print that nothing is left to resume. Raises InputError where the output cannot be this decode's result."""
-    from ..files.media import Clip
-    from ..files.mp4_format import PIXELS
-
-    count = latent.shape[0] if vae.architecture.still else _frames(args, vae, latent, notes) - args.start
-    height, width = _sides(vae, latent, notes)
-    clip = Clip(Path(args.out))
-    found = (clip.count, *next(iter(clip)).shape[:2])
-    even = form is not None and PIXELS[form.pixels][2]  # colours of half the size
-    if found != (count, height + height % 2 * even, width + width % 2 * even):
-        raise InputError(f"{args.out}: is another clip ({found[0]} frames of {found[2]}x{found[1]}, not {count} of "
-                         f"{width}x{height}); choose another name or give --force to replace it")  # fmt: skip
-    if not args.quiet:
-        print(f"{args.out}: is complete ({count} frames {width}x{height}), nothing is left to resume; --force decodes "
-              "it anew")  # fmt: skip
-
-
-def _sides(vae: VideoVAE, latent: LatentFile, notes: dict[str, str]) -> tuple[int, int]:
-    """Return the rows and columns of frames without those that `encode` had to add."""
-    sides = zip(("height", "width"), (vae.spatial * n for n in latent.shape[3:]), strict=True)
-    height, width = (int(notes[name]) if _noted(notes, name, n, vae.spatial) else n for name, n in sides)
-    return height, width
-
-
-def _frames(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile, notes: dict[str, str]) -> int:
-    """Return the number of the frame after the last one to decode, without those that `encode` had to add."""
-    from ..request import check_part
-
-    count = vae.frames(latent.shape[2])
-    noted = _number(notes, "frames")
-    if 0 < noted <= count == vae.architecture.filled(noted):
-        count = noted
-    return check_part(args.start, args.frames, count).stop
-
-
-def _plan(args: argparse.Namespace, vae: VideoVAE, latent: LatentFile) -> tuple[Plan, Policy]:
-    """Return the plan of the whole clip, and the policy of its operands."""
-    from ..call import decoder_samples
-
-    way = vae.at(args.timestep)
-    policy = way.settled("decoder", functools.partial(decoder_samples, latent))
-    return way.plan_decode(*latent.shape[2:], **memory_options(args)), policy
 
 
 def _tiles(plan: Plan) -> Grid | None:
@@ -325,28 +339,6 @@ def _keeps_to(first: Plan, writer: Mp4Writer | PngWriter) -> Callable[[Plan], No
                              "memory, or give --force to begin anew")  # fmt: skip
 
     return check
-
-
-def _identity(
-    args: argparse.Namespace, vae: VideoVAE, count: int, form: object, plan: Plan, policy: Policy
-) -> str:
-    """Return a hash of everything that an unfinished file and its rest must share: all that frames' bits depend on."""
-    import torch
-
-    from ..devices.alike import of_bits, of_file
-    from ..devices.kinds import kind_of
-    from ..kernels.conv3d.tuned import table
-
-    files = [of_file(path) for path in (args.latent, vae.path)]
-    way = vae.precision, of_bits(vae), kind_of(vae.device), args.norm_groups
-    if vae.device.type == "cpu":  # the order of sums depends on the number of threads and the length of vectors
-        way += torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
-    # 8-bit ranges grow with every clip that a file is used on.
-    way += _tiles(plan), plan.fused, json.dumps(policy.as_dict(), sort_keys=True)
-    here = vae.kernels("decoder")
-    way += torch.__version__, sorted(map(repr, table(vae.device, here.way).items() if here else ()))
-    text = repr((*files, args.item, args.start, count, *way, form, *_taken(args).items()))
-    return "zerowaste " + hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _taken(args: argparse.Namespace) -> dict[str, object]:

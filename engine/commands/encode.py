@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .alike import check_alike
-from .options import add_run_options, check_report, give_report, load_vae, memory_options, progress, rate, with_ranks
+from .options import (
+    add_run_options,
+    check_alike,
+    check_report,
+    give_report,
+    load_vae,
+    progress,
+    rate,
+    run_options,
+    with_ranks,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -98,8 +107,7 @@ def _made(
     if ranks is not None and ranks.rank == 0:
         ranks.broadcast((False, count))
     check_alike(args, ranks, vae, video=args.video)
-    return vae.encode_stream(frames, count=count, seed=args.seed, devices=ranks or args.devices, progress=report,
-                             mixed_devices=args.mixed_devices, **memory_options(args))  # fmt: skip
+    return vae.encode_stream(frames, count=count, seed=args.seed, progress=report, **run_options(args, ranks))
 
 
 def _at_once(
@@ -111,8 +119,7 @@ def _at_once(
     if ranks is not None and ranks.rank == 0:
         ranks.broadcast((True, None))
     check_alike(args, ranks, vae, video=args.video)
-    return vae.encode(torch.stack(list(frames)), seed=args.seed, devices=ranks or args.devices, progress=report,
-                      mixed_devices=args.mixed_devices, **memory_options(args))  # fmt: skip
+    return vae.encode(torch.stack(list(frames)), seed=args.seed, progress=report, **run_options(args, ranks))
 
 
 def _clip(
@@ -181,7 +188,7 @@ class Padded:
         ends = (None if n is None else min(n, sys.maxsize) for n in self._span)
         for frame in itertools.islice(self._clip, *ends):
             self.size = tuple(frame.shape[:2])
-            frame = pad(frame[None], lambda n: n, self._spatial)[0]
+            frame = _pad(frame, self._spatial)
             self.read += 1
             yield frame
         if frame is None:
@@ -191,21 +198,12 @@ class Padded:
             yield frame
 
 
-def pad(frames: Tensor, filled: Callable[[int], int], spatial: int) -> Tensor:
-    """Repeat the last frame, row and column of a clip until it fills whole latents.
+def _pad(frame: Tensor, multiple: int) -> Tensor:
+    """Repeat the last row and column of a frame [H, W, C] until its sides divide by `multiple`."""
+    import torch
 
-    Args:
-        frames: [F, H, W, 3 or 4].
-        filled: number of frames -> the next number that fills whole latents.
-        spatial: sizes must divide by this.
-    """
-    count, height, width, channels = frames.shape
-    sizes = (filled(count), *(-(-n // spatial) * spatial for n in (height, width)))
-    if sizes == (count, height, width):
-        return frames
-    padded = frames.new_empty(*sizes, channels)
-    padded[:count, :height, :width] = frames
-    padded[:count, height:, :width] = frames[:, -1:]
-    padded[:count, :, width:] = padded[:count, :, width - 1 : width]
-    padded[count:] = padded[count - 1]
-    return padded
+    for axis, size in enumerate(frame.shape[:2]):
+        if missing := -size % multiple:
+            last = frame.narrow(axis, size - 1, 1)
+            frame = torch.cat([frame, *[last] * missing], axis)
+    return frame

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..hardware import Hardware, survey
 from ..memory import GIB
 from .card import Card, add_card, asked, lines, suggested, words
-from .options import add_kernels, add_norm_groups, kernels
+from .options import add_kernels, add_norm_groups, kernels, print_facts
 
 if TYPE_CHECKING:
     from ..archs import Architecture
@@ -68,8 +68,7 @@ def show(
     else:
         where = describe_hardware(survey(chosen))
         about += [] if architecture is None else list(describe_kernels(architecture, config, chosen))
-    for name, text in (*where, *about):
-        print(f"{name:<16}{text}")
+    print_facts((*where, *about))
     return 0
 
 

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import log
 from ..errors import InputError
-from ..files.writing import check_target, replacing
+from ..files.writing import check_target, write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..devices.ranks import Ranks
     from ..vae import VideoVAE
 
@@ -85,6 +87,25 @@ def add_force(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--force", action="store_true", help="replace existing files")
 
 
+def add_json(parser: argparse._ActionsContainer, what: str = "the figures") -> None:
+    """Add --json FILE, which the command also writes `what` to, and --force."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"also write {what} to this file")
+    add_force(parser)
+
+
+def check_least(args: argparse.Namespace, **least: int) -> None:
+    """Refuse options that are given and below their least value. Raises InputError."""
+    for name, most in least.items():
+        if (value := getattr(args, name, None)) is not None and value < most:
+            raise InputError(f"--{name.replace('_', '-')} {value}: give at least {most}")
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Print (name, text) pairs as a table of two columns."""
+    for name, text in facts:
+        print(f"{name:<16}{text}")
+
+
 def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("memory (GB means 2^30 bytes)")
     group.add_argument("--tiling", default="auto", metavar="T",
@@ -106,6 +127,21 @@ def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
 def memory_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the values of `add_memory_options` as arguments of a `Request`."""
     return {name: getattr(args, name) for name in ("tiling", "tile", "overlap", "chunk", "vram_gb", "ram_gb")}
+
+
+def run_options(args: argparse.Namespace, ranks: Ranks | None) -> dict[str, Any]:
+    """Return the options of `add_run_options` as arguments of a VideoVAE's decode and encode."""
+    return {"devices": ranks or args.devices, "mixed_devices": args.mixed_devices, **memory_options(args)}
+
+
+def check_alike(args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, **files: Path) -> None:
+    """Check before anything is written that all ranks have the same VAE, options that change bits, norm groups and
+    input files (by the names that an error shows). Raises InputError on all ranks."""
+    if ranks is not None:
+        from ..devices.alike import of_bits, of_file
+
+        ranks.check_same(VAE=of_file(vae.path), options=of_bits(vae), norm_groups=args.norm_groups,
+                         **{name: of_file(path) for name, path in files.items()})  # fmt: skip
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -183,7 +219,6 @@ def load_vae(args: argparse.Namespace, ranks: Ranks | None = None) -> VideoVAE:
         args: with the options of `add_vae_options`.
         ranks: of torchrun; each rank has a GPU of its machine, if there are any.
     """
-    from .. import log
     from ..loader import demo_vae_path, load
     from ..options import DEFAULTS
 
@@ -224,8 +259,7 @@ def give_report(vae: VideoVAE, args: argparse.Namespace) -> None:
     if args.verbose:
         print(vae.last_report.text())
     if args.report is not None:
-        with replacing(args.report) as temporary:
-            temporary.write_text(json.dumps(vae.last_report.as_dict(), indent=1) + "\n", encoding="utf-8")
+        write_text(args.report, json.dumps(vae.last_report.as_dict(), indent=1) + "\n")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..errors import InputError, PlanError
 from ..memory import GIB
 from .card import Card, add_card, asked, on, words
-from .options import add_kernels, add_memory_options, add_norm_groups, kernels, memory_options
+from .options import add_kernels, add_memory_options, add_norm_groups, check_least, kernels, memory_options
 
 if TYPE_CHECKING:
     from ..archs import Architecture
@@ -61,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     width, height = _size(args.size)
     request = Request(**memory_options(args), output=args.output)
-    if args.frames is not None and args.frames < 1:
-        raise InputError(f"--frames {args.frames}: a clip has at least one frame")
+    check_least(args, frames=1, devices=1)
     half, card, chosen = "encoder" if args.encode else "decoder", asked(args), kernels(args)
     planner, architecture, note = _planner(args, half, card, chosen)
     wanted = args.frames or (1 if architecture.still else 81)
@@ -200,8 +199,6 @@ def _shared(
     from ..planning.shares import SectionLeads, duration, leads_of, split
     from ..run.sections import frames_of
 
-    if args.devices < 1:
-        raise InputError(f"--devices {args.devices}: there is at least one")
     program = architecture.program("encoder" if args.encode else "decoder", planner.walk.config)
     latents, (height, width) = size[0], size[1:]
     scale = architecture.spatial if args.encode else 1

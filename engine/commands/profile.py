@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import InputError
-from .options import add_device, add_force, add_norm_groups
+from .options import add_device, add_json, add_norm_groups, check_least
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -25,8 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--precision", default="auto", metavar="P", help="auto (CUDA fp16, CPU fp32), fp32, bf16, fp16")
     add_device(parser)
     add_norm_groups(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
-    add_force(parser)
+    add_json(parser, "the rows")
     parser.set_defaults(run=run)
 
 
@@ -38,8 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     device = placement("auto", args.device)
     small = device.type != "cuda"
-    if args.runs < 1:
-        raise InputError(f"--runs {args.runs}: at least one is needed")
+    check_least(args, runs=1)
     if args.json is not None:
         check_target(args.json, args.force, inputs=(Path(args.weights or ""),))
     weights = read_weights(args.weights or default_weights(device))

@@ -18,7 +18,7 @@ from zerowaste_vae.engine import CheckpointError, InputError, PlanError, load
 from zerowaste_vae.engine.archs import DEFAULT, by_name
 from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.cli import COMMANDS, main
-from zerowaste_vae.engine.commands.encode import pad
+from zerowaste_vae.engine.commands.encode import Padded
 from zerowaste_vae.engine.files.latents import latent_metadata, read_latent, write_latent
 from zerowaste_vae.engine.files.media import read_video
 from zerowaste_vae.engine.files.mp4 import write_mp4
@@ -85,7 +85,8 @@ def test_encode_and_back_keeps_frames_sizes_and_rate(run, vae):
     assert run("encode", "clip", "m.safetensors", "--vae", "{vae}", "--report", "r.json", "--verbose")[0] == 0
     report = json.loads(Path("r.json").read_text())
     assert (report["repeated"], report["dropped"]) == (2, 0)
-    assert torch.equal(read_latent("l.safetensors"), vae.encode(pad(clip, DEFAULT.filled, 8)))
+    padded = torch.stack(list(Padded(clip, 0, None, DEFAULT.filled, 8)))
+    assert torch.equal(read_latent("l.safetensors"), vae.encode(padded))
     assert run("decode", "l.safetensors", "back", "--vae", "{vae}")[0] == 0
     assert read_video("back")[0].shape == clip.shape
 

@@ -33,9 +33,6 @@ def _decode_blocks(file: BinaryIO, info: TensorInfo, path: Path, what: str) -> t
     # Imported here: only quantised files need it, and a plain file should load without it.
     from gguf import GGMLQuantizationType, quants
 
-    kind = getattr(GGMLQuantizationType, info.type.name, None)
-    if kind is None:
-        raise failure(path, f"{what} has type {info.type.name}, which needs a newer gguf package (pip install -U gguf)")
     result = allocate(info.shape, torch.float32, path, what)
     flat = result.view(-1).numpy()
     buffer = np.empty(info.type.nbytes(min(CHUNK_ELEMENTS, flat.size)), dtype=np.uint8)
@@ -45,10 +42,11 @@ def _decode_blocks(file: BinaryIO, info: TensorInfo, path: Path, what: str) -> t
         read_into(file, info.offset + info.type.nbytes(start), memoryview(raw), path, what)
         try:
             with np.errstate(all="ignore"):  # hostile scales overflow
-                values = quants.dequantize(raw.reshape(1, -1), kind)[0]
+                values = quants.dequantize(raw.reshape(1, -1), GGMLQuantizationType(info.type.id))[0]
                 finite = np.isfinite(values.min()) and np.isfinite(values.max())  # both propagate NaN
         except NotImplementedError as error:
-            raise failure(path, f"{what}: the installed gguf package cannot decode {info.type.name}") from error
+            cure = "update it (pip install -U gguf)"
+            raise failure(path, f"{what}: the installed gguf package cannot decode {info.type.name}; {cure}") from error
         if not finite:
             raise not_finite(info.name, path)
         flat[start:stop] = values

@@ -16,7 +16,7 @@ from typing import BinaryIO, NoReturn
 
 import numpy as np
 
-from .gguf_types import REFUSED, TYPES, GGUFType
+from .gguf_types import GGUFType, refusal, types
 from .reading import failure, os_failure
 
 # A VAE has 100 to 700 tensors and a few dozen keys; the limits leave room for full checkpoints with tokenizers.
@@ -221,10 +221,9 @@ def _parse_tensor_info(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...
     if count > MAX_ELEMENTS:
         cursor.fail(f"tensor {name} has {count} elements, more than {MAX_ELEMENTS}")
     type_id = cursor.number("I", f"the type of {name}")
-    if type_id not in TYPES:
-        reason = REFUSED.get(type_id, f"type {type_id} is unknown")
-        cursor.fail(f"tensor {name} has a type that cannot be read: {reason}")
-    type_ = TYPES[type_id]
+    type_ = types().get(type_id)
+    if type_ is None:
+        cursor.fail(f"tensor {name} has a type that cannot be read: {refusal(type_id)}")
     if type_.block > 1 and (not shape or shape[-1] % type_.block):
         cursor.fail(f"tensor {name} of shape {shape} does not divide into {type_.name} blocks of {type_.block}")
     return name, shape, type_, cursor.number("Q", f"the offset of {name}")

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from . import kquants
-from .gguf_types import BY_NAME, GGUFType
+from .gguf_types import GGUFType, named, types
 
 # The choices of `convert --type`, in descending order of size.
 TYPES = (
     "f32", "f16", "bf16", "q8_0", "q6_k", "q5_1", "q5_k", "q5_0", "q4_1", "q4_k", "q4_0", "q3_k", "q2_k",
 )  # fmt: skip
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-_GGUF_OF_DTYPE = {t.dtype: t for t in BY_NAME.values() if t.dtype is not None}
 # A K type needs 256 values per block; a tensor that divides only by 32 gets a type of 32 with at least its precision.
 _FALLBACK = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0", "Q3_K": "Q4_0", "Q2_K": "Q4_0"}
 # First and last convolutions, the 1x1x1 ones at the latent, and time embeddings: few weights, large effect.
@@ -41,8 +40,8 @@ def stored_type(name: str, tensor: Tensor, kind: str) -> GGUFType:
     Plain kinds: weights take the kind, and with f32 every float does. Block kinds: weights take it if it divides them,
     except the sensitive ones. Everything else keeps its stored type.
     """
-    own = _GGUF_OF_DTYPE[tensor.dtype]
-    wanted = BY_NAME[kind.upper()]
+    own = {t.dtype: t for t in types().values()}[tensor.dtype]
+    wanted = named(kind.upper())
     if tensor.is_floating_point() and wanted.dtype == torch.float32:
         return wanted
     if not tensor.is_floating_point() or not is_weight(name, tuple(tensor.shape)):
@@ -53,7 +52,7 @@ def stored_type(name: str, tensor: Tensor, kind: str) -> GGUFType:
         return own
     count = tensor.numel()
     if count % wanted.block:
-        wanted = BY_NAME[_FALLBACK.get(wanted.name, wanted.name)]
+        wanted = named(_FALLBACK.get(wanted.name, wanted.name))
     return wanted if count % wanted.block == 0 else own
 
 

@@ -6,18 +6,19 @@ import pytest
 import torch
 from zerowaste_vae.engine.archs import DEFAULT
 from zerowaste_vae.engine.commands.decode import crop, stored_rate
-from zerowaste_vae.engine.commands.encode import pad
+from zerowaste_vae.engine.commands.encode import Padded
 
 
 def test_pad_repeats_and_crop_undoes_it():
     clip = torch.rand(6, 9, 15, 3)
-    padded = pad(clip, DEFAULT.filled, 8)
+    padded = torch.stack(list(Padded(clip, 0, None, DEFAULT.filled, 8)))
     assert padded.shape == (9, 16, 16, 3) and torch.equal(padded[:6, :9, :15], clip)
     rows, columns, frames = (torch.arange(n).clamp(max=m) for n, m in ((16, 8), (16, 14), (9, 5)))
     assert torch.equal(padded, clip[frames][:, rows][:, :, columns])
     notes = {"frames": "6", "height": "9", "width": "15"}
     assert torch.equal(crop(padded[None], notes, 8)[0, :6], clip)
-    assert pad(padded, DEFAULT.filled, 8) is padded
+    whole = list(padded)
+    assert all(a is b for a, b in zip(Padded(whole, 0, None, DEFAULT.filled, 8), whole, strict=True))
     for foreign in ({}, {"frames": "4", "height": "8", "width": "17"}, {"frames": "x", "height": "-9"}):
         assert crop(padded[None], foreign, 8).shape[1:] == padded.shape
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from zerowaste_vae.engine.files.checkpoint import kquants, quantize
-from zerowaste_vae.engine.files.checkpoint.gguf_types import BY_NAME
+from zerowaste_vae.engine.files.checkpoint.gguf_types import named
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
@@ -22,14 +22,14 @@ def decoded(raw: np.ndarray, name: str) -> torch.Tensor:
 
 
 def error(values: torch.Tensor, name: str) -> float:
-    return float((decoded(quantize.encode(values, BY_NAME[name]).numpy(), name) - values).norm() / values.norm())
+    return float((decoded(quantize.encode(values, named(name)).numpy(), name) - values).norm() / values.norm())
 
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_error_on_normal_values(name):
     values = torch.randn(512 * 256, generator=torch.Generator().manual_seed(0)) * 0.03
     raw = kquants.quantize(values.numpy(), name)
-    assert raw.dtype == np.uint8 and raw.size == BY_NAME[name].nbytes(values.numel())
+    assert raw.dtype == np.uint8 and raw.size == named(name).nbytes(values.numel())
     assert error(values, name) < BOUNDS[name]
     if name in RIVALS:
         assert error(values, name) < 0.9 * error(values, RIVALS[name])
@@ -70,7 +70,7 @@ def test_extremes_stay_finite(name, scale):
 def test_block_32_types_equal_the_package(name):
     """In steps of 2^19 values, with a shorter last one."""
     values = torch.randn(2**19 + 320, generator=torch.Generator().manual_seed(1))
-    ours = quantize.encode(values, BY_NAME[name]).numpy()
+    ours = quantize.encode(values, named(name)).numpy()
     theirs = gguf.quants.quantize(values.numpy().reshape(-1, 32), gguf.GGMLQuantizationType[name])
     assert np.array_equal(ours, theirs.reshape(-1))
 

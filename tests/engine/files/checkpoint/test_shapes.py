@@ -13,7 +13,7 @@ from zerowaste_vae.engine.archs import find_key_set, native_names
 from zerowaste_vae.engine.archs.wan import DIFFUSERS
 from zerowaste_vae.engine.errors import CheckpointError
 from zerowaste_vae.engine.files.checkpoint import Checkpoint, read_checkpoint, restore_shapes
-from zerowaste_vae.engine.files.checkpoint.gguf_types import TYPES
+from zerowaste_vae.engine.files.checkpoint.gguf_types import types
 from zerowaste_vae.engine.files.checkpoint.shapes import split_merged_convs
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
@@ -93,13 +93,16 @@ def test_every_block_type_the_package_decodes(tmp_path, craft):
     """
     rng = np.random.default_rng(0)
     checked = 0
-    for kind in TYPES.values():
-        if kind.dtype is not None or not hasattr(Q, kind.name):
+    for kind in types().values():
+        if kind.dtype is not None:
             continue
         blocks = (2**17 + 2**15) // kind.block
         raw = rng.integers(0, 256, (blocks, kind.block_bytes), dtype=np.uint8)
         with np.errstate(all="ignore"):
-            values = gguf.quants.dequantize(raw, Q[kind.name])
+            try:
+                values = gguf.quants.dequantize(raw, Q[kind.name])
+            except NotImplementedError:
+                continue
         # Bytes that happen to spell a NaN or infinite scale would be refused.
         raw = raw[np.isfinite(values).all(1) & (np.abs(values).max(1) < 1e30)]
         with np.errstate(all="ignore"):
