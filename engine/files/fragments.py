@@ -1,4 +1,5 @@
-"""MP4 in fragments: complete fragments on disk stay playable whatever happens, and more can be appended later."""
+"""MP4 in fragments: a file that a kill or a full disk cuts off plays to its last complete fragment, and more can be
+appended. PyAV's muxer alone leaves half a fragment at the end, and appends nothing."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_output_types(run, latent, vae, name):
     assert torch.equal(load_file("a.safetensors")["frames"], vae.decode(read_latent(latent), output=name))
 
 
-def test_encode_and_back_keeps_frames_sizes_and_rate(run, vae):
+def test_encode_and_back(run, vae):
     write_png_folder("clip", torch.randint(0, 256, (7, 19, 27, 3), dtype=torch.uint8))
     clip, _ = read_video("clip")
     code, out, _ = run("encode", "clip", "l.safetensors", "--vae", "{vae}", "--fps", "12.5")
@@ -197,7 +197,8 @@ def test_split_is_accepted_without_effect(run, latent, vae, split, caplog):
     one_error(run("decode", latent, "b.safetensors", "--vae", "{vae}", "--split", "both"), "--split both is not one of")
 
 
-def test_bad_latents_and_options_are_one_line_and_leave_nothing(run, tmp_path, latent, vae_file, noise):
+def test_bad_input_leaves_nothing(run, tmp_path, latent, vae_file, noise):
+    """Each error is one line, and no output is begun."""
     nan = noise(1, 16, 1, 2, 2)
     nan[0, 0, 0, 0, 0] = float("nan")
     save_file({"latent": nan}, "nan.safetensors")
@@ -239,7 +240,7 @@ def test_bad_latents_and_options_are_one_line_and_leave_nothing(run, tmp_path, l
     assert sorted(f.name for f in tmp_path.iterdir()) == before
 
 
-def test_bad_videos_are_one_line_and_leave_nothing(run, tmp_path, make_vae_file):
+def test_bad_videos(run, tmp_path, make_vae_file):
     (tmp_path / "text.mp4").write_text("no video " * 100)
     (tmp_path / "none").mkdir()
     (tmp_path / "mixed").mkdir()
@@ -286,7 +287,8 @@ def test_every_error_of_ours_is_one_line(run, latent, monkeypatch, error):
     one_error(run("decode", latent, "a.mp4"), str(error).replace("\n", " "))
 
 
-def test_out_of_memory_is_one_line_and_bugs_are_not_hidden(run, latent, monkeypatch):
+def test_out_of_memory_line(run, latent, monkeypatch):
+    """Out of memory is one line; other RuntimeErrors keep their traceback."""
     def fails(error):
         def raises(*_, **__):
             raise error
@@ -421,7 +423,8 @@ def test_output_may_be_any_object(monkeypatch, latent, vae_file, tmp_path):
         assert Path(f"{number}.safetensors").exists()
 
 
-def test_errors_of_memory_name_the_option_that_was_given(run, latent):
+def test_memory_errors_name_option(run, latent):
+    """Errors name the option that was given."""
     for name in ("vram", "ram"):
         other = {"vram": "ram_gb", "ram": "vram_gb"}[name]
         said = run("decode", latent, "a.mp4", "--vae", "{vae}", f"--{name}-gb", "0.000001")

@@ -72,7 +72,7 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize("pressed, code, said", [(True, 130, "cancelled"), (False, 1, "could not determine the shape")])
-def test_ctrl_c_that_c_code_makes_another_error_of(pressed, code, said):
+def test_ctrl_c_inside_c_code(pressed, code, said):
     done = subprocess.run([sys.executable, "-c", f"pressed = {pressed}{SWALLOWED}"], capture_output=True, text=True)
     assert (done.returncode, "Traceback" in done.stderr) == (code, not pressed), done.stderr
     assert done.stderr.rstrip().endswith(said)

@@ -1,4 +1,8 @@
-"""GGUF version 3 writer: header first (all sizes are known), then the tensors one at a time."""
+"""GGUF version 3 writer: header first (all sizes are known), then the tensors one at a time.
+
+The writer of the gguf package (0.13 to 0.19) keeps neither the types of metadata lists nor empty ones, and does not say
+why a disk refuses.
+"""
 
 from __future__ import annotations
 

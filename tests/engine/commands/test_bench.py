@@ -39,7 +39,8 @@ def test_encode_runs_on_the_demo_vae(capsys):
     assert code == 0 and "encode 16x16 x 1 frames, fp32" in out, err
 
 
-def test_load_times_files_and_says_what_does_not_load(capsys, tmp_path, vae_file):
+def test_bench_load(capsys, tmp_path, vae_file):
+    """Files are timed, and those that do not load are named."""
     (tmp_path / "bad.safetensors").write_text("no")
     code, out, err = run(capsys, "load", vae_file, tmp_path / "bad.safetensors", "--precisions", "fp32", "bf16",
                          "--runs", 1, "--device", "cpu", "--json", tmp_path / "l.json")  # fmt: skip
@@ -89,13 +90,14 @@ def test_an_encoder_is_needed_to_measure_one(capsys, make_vae_file):
     assert code == 2 and "no encoder" in err
 
 
-def test_a_wrong_precision_behind_a_right_one_is_refused_before_anything_is_measured(capsys, monkeypatch, vae_file):
+def test_every_precision_checked_first(capsys, monkeypatch, vae_file):
+    """Nothing is measured if any of the precisions is unknown."""
     monkeypatch.setattr(Bench, "rates", lambda *_: pytest.fail("measured before it was refused"))
     code, _, err = run(capsys, "decode", "--weights", vae_file, "--precisions", "fp32", "int3", "--device", "cpu")
     assert code == 2 and "int3" in err
 
 
-def test_nothing_that_exists_is_replaced_unasked(capsys, monkeypatch, tmp_path, vae_file):
+def test_nothing_replaced_unasked(capsys, monkeypatch, tmp_path, vae_file):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     settings = {"weights": "w", "architecture": "a", "widths": [8], "runs": 1, "input": "seeded"}

@@ -38,7 +38,8 @@ def test_info_says_what_runs_every_half_there(capsys):
 
 @pytest.mark.parametrize(("card", "there"), [("sm_86", True), ("sm_89", True), ("sm_120", True), ("sm_80", False),
                                              ("sm_90", False)])  # fmt: skip
-def test_faster_precisions_are_suggested_with_their_price_where_sums_in_fp16_are_faster(capsys, card, there):
+def test_fast_precisions_suggested(capsys, card, there):
+    """Cards that sum faster in fp16 are told which precisions gain, and what they cost."""
     text = said(capsys, "info", "--card", card)
     assert (("suggestion" in text) is there) and (("66.0 dB" in text and "fp16_fast" in text) is there)
 
@@ -89,7 +90,7 @@ def test_other_words_are_one_line(capsys, arguments, words):
     assert words in error and error.count("\n") == 1
 
 
-def test_results_are_projected_onto_the_asked_card(capsys, monkeypatch, tmp_path):
+def test_projected_onto_card(capsys, monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(projection, "project", lambda report, cards: seen.append(cards) or [])
     from zerowaste_vae.engine.bench import schema, table

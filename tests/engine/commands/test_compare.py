@@ -60,7 +60,7 @@ def test_a_seam_is_found_and_written(capsys, clips, tmp_path):
     assert code == 2 and "--force" in err
 
 
-def test_chunks_begin_where_the_latents_frames_say(capsys, clips, tmp_path):
+def test_chunk_starts_follow_latents(capsys, clips, tmp_path):
     """A jump at frame 6 of 9: where chunks of one latent of 5 frames begin, and none of 4."""
     jumps = clips.clone()
     jumps[6:] += 0.05
@@ -73,7 +73,7 @@ def test_chunks_begin_where_the_latents_frames_say(capsys, clips, tmp_path):
     assert code == 2 and "--per-latent 0" in err
 
 
-def test_a_video_streams_the_frames_read_video_gives():
+def test_iter_frames_equals_read_video():
     streamed = torch.stack(list(islice(iter_frames(demo_clip_path()), 7)))
     assert torch.equal(streamed, read_video(demo_clip_path(), 7)[0])
 

@@ -57,7 +57,7 @@ def test_q8_0_of_the_demo_vae(tmp_path, capsys):
     assert 0.5 < out.stat().st_size / demo_vae_path().stat().st_size < 0.56
 
 
-def test_verify_checks_the_output_before_it_loads(tmp_path, capsys):
+def test_verify_checks_output_first(tmp_path, capsys):
     (tmp_path / "broken.safetensors").write_bytes(b"x")
     out = str(tmp_path / "gone" / "a.gguf")
     assert main(["convert", str(tmp_path / "broken.safetensors"), out, "--type", "f16", "--verify"]) == 2

@@ -73,7 +73,8 @@ def test_frames_are_those_of_a_decode(place, vae_file, capsys):
 
 
 @pytest.mark.parametrize("after", [1, 9])
-def test_pngs_of_an_interrupted_run_stay_and_are_not_made_again(place, vae_file, monkeypatch, capsys, after):
+def test_png_resume(place, vae_file, monkeypatch, capsys, after):
+    """PNGs of an interrupted run stay, and --resume does not make them again."""
     weights = bytearray(Path(vae_file).read_bytes())
     weights[len(weights) // 2] ^= 1  # of the same name and size as the VAE's
     Path(Path(vae_file).name).write_bytes(weights)
@@ -122,7 +123,7 @@ def test_other_sums_of_a_cpu_are_not_mixed(place, monkeypatch, capsys):
     assert "was made with other settings" in capsys.readouterr().err
 
 
-def test_what_is_resumed_has_the_tiles_that_it_began_with(place, monkeypatch, capsys):
+def test_resume_keeps_tiles(place, monkeypatch, capsys):
     """Automatic ones depend on what is free. Whole frames are the same, however they are asked for."""
     tiles = "--tiling", "blended", "--chunk", 1
     with monkeypatch.context() as patch:
@@ -140,7 +141,7 @@ def test_what_is_resumed_has_the_tiles_that_it_began_with(place, monkeypatch, ca
     assert place("decode", "l.safetensors", "frames", "--chunk", 2, "--resume") == 0
 
 
-def test_an_automatic_plan_of_other_tiles_does_not_go_on(place, monkeypatch, capsys):
+def test_resume_refuses_other_auto_tiles(place, monkeypatch, capsys):
     """Whether it is another one from the start, or once the run plans for itself."""
     monkeypatch.setattr(VideoVAE, "_block", lambda *_: 4)
     plan, grids, arguments = Planner.plan, [], ("decode", "l.safetensors", "frames", "--chunk", 1)
@@ -169,7 +170,7 @@ def test_an_automatic_plan_of_other_tiles_does_not_go_on(place, monkeypatch, cap
     assert same(pngs("frames"), pngs("whole"))
 
 
-def test_an_8_bit_decode_is_not_resumed_with_other_ranges(place, make_vae_file, monkeypatch, tmp_path, capsys):
+def test_8_bit_resume_needs_same_ranges(place, make_vae_file, monkeypatch, tmp_path, capsys):
     """Another clip in between has widened them."""
     monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path / "cache"))
     wide = make_vae_file((16, 16, 32, 32), (16, 16, 32, 32), 4, 6)
@@ -199,7 +200,7 @@ def test_an_mp4_of_an_interrupted_run_goes_on(place, monkeypatch, capsys):
     assert sorted(f.name for f in Path().iterdir()) == ["a.mp4", "b.mp4", "l.safetensors"]
 
 
-def test_several_devices_write_as_one_does_and_go_on(place, monkeypatch, capsys):
+def test_several_devices_resume(place, monkeypatch, capsys):
     monkeypatch.setattr("zerowaste_vae.engine.planning.shares.Leads.__call__", lambda self, first: 0.1 * bool(first))
     monkeypatch.setattr("zerowaste_vae.engine.devices.several.waiting_room", lambda _: 3 * 4 * 3 * (16 * 32))
     assert place("decode", "l.safetensors", "whole", "--chunk", 1) == 0
@@ -231,7 +232,7 @@ def test_force_begins_anew(place, monkeypatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
 @pytest.mark.parametrize("out, part", [("frames", "frames.part"), ("a.mp4", "a.part.mp4")])
-def test_a_second_run_to_the_same_output_is_refused(place, monkeypatch, capsys, out, part):
+def test_second_run_is_refused(place, monkeypatch, capsys, out, part):
     writer = Mp4Writer if out == "a.mp4" else PngWriter
     write, codes = writer.write, []
 
@@ -248,7 +249,7 @@ def test_a_second_run_to_the_same_output_is_refused(place, monkeypatch, capsys, 
 
 
 @pytest.mark.parametrize("out, part", [("frames", "frames.part"), ("a.mp4", "a.part.mp4")])
-def test_a_result_that_is_there_meanwhile_stays(place, monkeypatch, capsys, out, part):
+def test_result_made_meanwhile_stays(place, monkeypatch, capsys, out, part):
     writer = Mp4Writer if out == "a.mp4" else PngWriter
     finish = writer.finish
 

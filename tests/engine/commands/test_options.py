@@ -40,7 +40,7 @@ def until(holds):
     raise AssertionError("it has not come in 20 s")
 
 
-def test_a_piped_run_says_now_and_then_how_far_it_is(monkeypatch):
+def test_progress_lines_when_piped(monkeypatch):
     """Also while one chunk takes long, and never once it is over."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setattr(options.Lines, "FIRST", 0.01)
@@ -64,7 +64,8 @@ def test_lines_of_a_day_are_few(clock):
     assert lines.line() == "encode: 7 of 8 steps (88%) in 3700 s"
 
 
-def test_short_runs_quiet_ones_and_terminals_have_no_lines(monkeypatch):
+def test_no_progress_lines(monkeypatch):
+    """Short runs, --quiet and terminals have no progress lines."""
     for stream, quiet in ((io.StringIO(), False), (io.StringIO(), True), (None, False)):
         monkeypatch.setattr(sys, "stderr", stream)
         with options.progress("decode", quiet) as report:
@@ -81,7 +82,7 @@ OF_GPUS = re.compile(r"sm_\d|VRAM|CUDA Graph Captured|FP8 Path|Triton kernel fus
 
 
 @pytest.mark.parametrize("more", [(), ("--precision", "bf16"), ("--precision", "int8"), ("--on", "channels_last_3d")])
-def test_lines_of_a_run_on_a_cpu_are_true_there(tmp_path, monkeypatch, vae_file, noise, more, caplog, capsys):
+def test_log_lines_on_a_cpu(tmp_path, monkeypatch, vae_file, noise, more, caplog, capsys):
     """The log of all that is said, and the report."""
     monkeypatch.setattr(log, "_said", set())
     monkeypatch.chdir(tmp_path)

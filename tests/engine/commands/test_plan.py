@@ -65,7 +65,8 @@ def test_every_precision_has_a_plan(capsys):
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_widths_that_the_kernels_refuse_are_planned_plain(capsys, make_vae_file, precision):
+def test_unfusable_widths_planned_plain(capsys, make_vae_file, precision):
+    """Widths that the kernels refuse are planned for plain torch."""
     odd = str(make_vae_file((16, 24, 24, 24), (16, 24, 24, 24), 4, 1))
     assert main(["plan", "--size", "96x64", "--vae", odd, "--vram-gb", "2", "--precision", precision]) == 0
     _, note, plan = capsys.readouterr().out.splitlines()
@@ -98,7 +99,7 @@ def test_a_target_that_holds_nothing(capsys):
     assert "raise vram_gb" in capsys.readouterr().out
 
 
-def test_several_gpus_are_computed_and_said_to_be(capsys):
+def test_several_gpus_are_computed(capsys):
     asked = ["plan", "--size", "1280x720", "--frames", "597", "--vram-gb", "24", "--devices", "8"]
     assert main([*asked, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["devices"]
@@ -119,7 +120,7 @@ def test_several_gpus_are_computed_and_said_to_be(capsys):
         (["--size", "1280x720", "--frames", "82", "--encode"], "1280x720, 85 frames"),
     ],
 )
-def test_sizes_and_frames_are_filled_up_as_encode_does(capsys, args, whole):
+def test_plan_pads_like_encode(capsys, args, whole):
     """The plan is that of whole latents: of the same frames as when they are asked for."""
     main(["plan", *args, "--vram-gb", "8"])
     head, note, plan = capsys.readouterr().out.splitlines()
@@ -130,7 +131,8 @@ def test_sizes_and_frames_are_filled_up_as_encode_does(capsys, args, whole):
     assert capsys.readouterr().out.splitlines() == [head, plan]
 
 
-def test_the_size_that_is_planned_is_the_one_that_encode_makes(capsys, tmp_path, make_vae_file):
+def test_planned_size_is_encodes(capsys, tmp_path, make_vae_file):
+    """`plan` and `encode` pad frames to the same size."""
     write_png_folder(tmp_path / "clip", torch.zeros(6, 17, 27, 3))
     vae = str(make_vae_file())
     assert main(["encode", str(tmp_path / "clip"), str(tmp_path / "l.safetensors"), "--vae", vae]) == 0

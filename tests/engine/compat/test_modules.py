@@ -22,7 +22,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_checkpointed_gradients_are_the_plain_ones(name, seed_model, noise):
+def test_checkpointed_gradients(name, seed_model, noise):
     plain = MODELS[name]()
     seed_model(plain, 1)
     saving = copy.deepcopy(plain)
@@ -91,7 +91,7 @@ def test_blocks_with_history_run_as_they_are(seed_model, noise):
     torch.cat(parts, 2).sum().backward()
 
 
-def test_a_checkpointed_copy_uses_its_own_weights(seed_model, noise):
+def test_checkpointed_copy(seed_model, noise):
     model = MODELS["seedvr2"]()
     seed_model(model, 5)
     compat.checkpoint_blocks(model)

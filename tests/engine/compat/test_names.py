@@ -85,7 +85,7 @@ class Foreign(nn.Module):
 # -- whole VAEs -----------------------------------------------------------------------------------------------------
 
 
-def test_integrated_vae_decodes_within_its_target(tiny, noise, lines):
+def test_integrated_vae_target(tiny, noise, lines):
     wrapped = compat.BlackwellIntegratedVAE(tiny, vram_gb=1.0, target_vram_usage=0.5)
     z = noise(1, 16, 2, 4, 5)
     for tiling in (True, False):
@@ -105,7 +105,7 @@ def test_integrated_vae_tiles_only_when_it_may(tiny, noise, lines):
     assert any("blended tiles are approximate" in line for line in lines())
 
 
-def test_integrated_vae_takes_files_and_known_modules(vae, vae_file, noise):
+def test_integrated_vae_sources(vae, vae_file, noise):
     z = noise(1, 16, 1, 2, 2)
     for source in (vae_file, str(vae_file), vae.model):
         wrapped = compat.BlackwellIntegratedVAE(source)
@@ -172,7 +172,7 @@ def test_optimizer_flags_are_options(tiny, noise, lines, atol):
     assert not any("FP8 Path Activated" in line or "CUDA Graph Captured" in line for line in lines())
 
 
-def test_tiled_decoder_equals_the_untiled_decode(tiny, noise):
+def test_tiled_decoder(tiny, noise):
     z = noise(1, 16, 3, 6, 9)
     for size in (32, 1536):
         decode = compat.create_tiled_decoder(tiny, tile_size=size, temporal_chunk_size=2)
@@ -231,7 +231,7 @@ def test_a_hosts_vae_keeps_its_type(tiny):
     assert compat.apply_channels_last_3d(host) > 50 and tiny.options.channels_last_3d is True
 
 
-def test_amp_wraps_the_forward_of_a_foreign_module(monkeypatch, lines):
+def test_amp_of_foreign_modules(monkeypatch, lines):
     module = Foreign()
     monkeypatch.setattr(names, "_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(module, "to", lambda _: module)
@@ -241,7 +241,8 @@ def test_amp_wraps_the_forward_of_a_foreign_module(monkeypatch, lines):
     assert any("autocast" in line for line in lines())
 
 
-def test_channels_last_counts_and_says_only_what_it_did(tiny, noise, lines):
+def test_channels_last(tiny, noise, lines):
+    """Lines and counts are true."""
     z = noise(1, 16, 1, 3, 3)
     expected = tiny.decode(z)
     convolutions = sum(isinstance(m, nn.Conv3d) for m in tiny.model.modules())
@@ -282,7 +283,8 @@ def test_flash_attention_counts_what_it_serves(tiny, lines):
 # -- the whole process ----------------------------------------------------------------------------------------------
 
 
-def test_process_wide_switches_are_made_once_and_undone(monkeypatch, lines):
+def test_process_switches(monkeypatch, lines):
+    """Switches are made once and undone once."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
     product, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -364,7 +366,7 @@ def test_load_and_optimise_from_a_path(vae_file, noise):
     assert torch.equal(vae.decode(z), load(vae_file, device="cpu").decode(z))
 
 
-def test_impossible_arguments_are_refused_in_one_line(vae):
+def test_impossible_arguments(vae):
     scalar = torch.ones(())
     for call in (
         lambda: compat.optimize_vae_for_inference(vae, "nonsense"),

@@ -135,7 +135,7 @@ def test_srgbs_gamma_moves_nothing(tmp_path, caplog):
     assert "a.png: its primaries are not sRGB's" in caplog.text
 
 
-def test_adobe_rgb_that_only_exif_names_is_said(tmp_path, caplog):
+def test_adobe_rgb_by_exif(tmp_path, caplog):
     exif = Image.Exif()
     exif[0x8769] = {0xA001: 2}
     Image.fromarray(picture()).save(tmp_path / "a.jpg", exif=exif)

@@ -34,7 +34,8 @@ def test_any_float_is_read_piece_by_piece(tmp_path, kind, shape):
     assert torch.equal(LatentFile(tmp_path / "a.safetensors", item=1)[0, :, 2:3], whole[1, :, 2:3])
 
 
-def test_a_file_that_is_written_anew_meanwhile_is_no_clip(tmp_path):
+def test_rewritten_latent_refused(tmp_path):
+    """A latent file that is written anew while it is read is refused."""
     path = tmp_path / "a.safetensors"
     write_latent(path, torch.zeros(1, 16, 5, 2, 3))
     file = LatentFile(path)
@@ -78,7 +79,7 @@ def test_four_axes(tmp_path, stored, read):
     assert torch.equal(read_latent(tmp_path / "a.safetensors"), latent.reshape(read))
 
 
-def test_comfyui_latents_always_have_a_batch_axis(tmp_path):
+def test_comfyui_batch_axis(tmp_path):
     latent = torch.randn(16, 32, 2, 2)
     save_file({"latent_tensor": latent, "latent_format_version_0": torch.empty(0)}, tmp_path / "a.latent")
     assert read_latent(tmp_path / "a.latent").shape == (16, 16, 2, 2, 2)

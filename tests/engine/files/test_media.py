@@ -155,7 +155,7 @@ def test_png_folder_round_trip_is_exact(tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == ["frames"]
 
 
-def test_png_folder_never_empties_a_users_folder(tmp_path):
+def test_png_folder_keeps_foreign_files(tmp_path):
     (tmp_path / "holiday.jpg").write_bytes(b"precious")
     with pytest.raises(InputError, match=r"holiday\.jpg"):
         write_png_folder(tmp_path, moving_ramp(1))
@@ -235,7 +235,7 @@ def damaged(tmp_path):
             "sound.mp4", "missing.mp4"]  # fmt: skip
 
 
-def test_unreadable_input_is_one_line_that_names_it(tmp_path):
+def test_unreadable_input(tmp_path):
     for name in damaged(tmp_path):
         with pytest.raises(InputError) as caught:
             read_video(tmp_path / name)
@@ -243,7 +243,7 @@ def test_unreadable_input_is_one_line_that_names_it(tmp_path):
         assert name in message and "\n" not in message, name
 
 
-def test_writers_refuse_bad_frames_and_leave_nothing(tmp_path):
+def test_writers_refuse_bad_frames(tmp_path):
     nan = moving_ramp(4)
     nan[2, 0, 0, 0] = float("nan")
     cases = {

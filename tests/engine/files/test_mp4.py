@@ -27,7 +27,7 @@ def path(tmp_path):
     return tmp_path / "clip.mp4"
 
 
-def test_transparency_that_is_dropped_is_said_once(path, monkeypatch):
+def test_dropped_alpha_said_once(path, monkeypatch):
     said = []
     monkeypatch.setattr("zerowaste_vae.engine.log.once", said.append)
     opaque = ramp(12)
@@ -39,7 +39,8 @@ def test_transparency_that_is_dropped_is_said_once(path, monkeypatch):
     assert numbers(writer.part) == counted(12)
 
 
-def test_an_unfinished_file_plays_and_the_name_comes_last(path):
+def test_part_file_plays(path):
+    """An unfinished file plays; the final name comes last."""
     writer = write(path, ramp(60))
     assert writer.done == 60 and writer.part == path.with_name("clip.part.mp4") == part_of(path)
     assert not path.exists()
@@ -70,7 +71,8 @@ def test_a_file_goes_on_where_it_has_stopped(path, codec, pixels):
     assert times == [Fraction(n, 12) for n in range(61)]
 
 
-def test_every_number_of_lost_bytes_leaves_whole_frames(path, tmp_path):
+def test_truncated_part_keeps_frames(path, tmp_path):
+    """Whatever the number of lost bytes, whole frames are left."""
     whole = write(path, ramp(100)).part.read_bytes()
     header = len(scan(part_of(path)).header)
     for size in (0, header, header + 10, len(whole) // 3, len(whole) // 2, len(whole) - 1, len(whole)):
@@ -116,7 +118,7 @@ def test_another_clips_part_is_not_continued(path):
         assert part_of(path).read_bytes() == foreign
 
 
-def test_a_damaged_fragment_ends_what_is_complete(path):
+def test_damaged_fragment(path):
     """One that counts no samples, or whose boxes end behind it."""
     write(path, ramp(100))
     whole, complete = part_of(path).read_bytes(), scan(part_of(path))
@@ -172,7 +174,7 @@ def test_what_nobody_can_lock_is_written(path, monkeypatch, fcntl):
     assert numbers(path) == counted(60)
 
 
-def test_what_a_killed_run_left_while_it_joined_the_file_is_removed(path):
+def test_stale_joined_parts_removed(path):
     """Of this file, and no other."""
     left, others = f".{path.name}.0123456789abcdef.part", [".b.mp4.0123456789abcdef.part", f".{path.name}.1"]
     for name in (left, *others):
@@ -181,7 +183,7 @@ def test_what_a_killed_run_left_while_it_joined_the_file_is_removed(path):
     assert {f.name for f in path.parent.iterdir()} == {path.name, *others}
 
 
-def test_a_result_of_another_run_is_not_replaced(path):
+def test_result_of_another_run_stays(path):
     writer = write(path, ramp(20), identity="one clip", force=False)
     path.write_bytes(b"another")
     with pytest.raises(InputError, match=r"clip\.mp4: another run has made it meanwhile; give --resume --force to"):
@@ -251,7 +253,7 @@ def test_a_full_disk_keeps_what_is_complete(path, monkeypatch, run, share):
     assert writer.done == 90
 
 
-def test_a_disk_that_is_full_when_a_fragment_is_complete_is_said_to_be(path, monkeypatch):
+def test_full_disk_at_fragment_end(path, monkeypatch):
     """Not what the muxer makes of it when it is closed."""
     end = Appended._end
 
@@ -265,7 +267,8 @@ def test_a_disk_that_is_full_when_a_fragment_is_complete_is_said_to_be(path, mon
         write(path, torch.rand(90, 48, 64, 3, generator=torch.Generator().manual_seed(0)))
 
 
-def test_a_second_interrupt_does_not_forget_what_is_finished(path, monkeypatch):
+def test_second_interrupt_keeps_frames(path, monkeypatch):
+    """Finished frames stay after a second Ctrl-C."""
     join = threading.Thread.join
 
     def impatient(self, *wait):
@@ -361,7 +364,7 @@ def test_errors_in_between_end_the_thread(path):
     assert writer.done == 40 and not writer._thread.is_alive()
 
 
-def test_a_file_that_is_there_is_replaced_or_refused_as_asked(tmp_path):
+def test_overwrite(tmp_path):
     """By default replaced, as its docstring says."""
     path, frames = tmp_path / "a.mp4", torch.rand(2, 16, 16, 3)
     write_mp4(path, frames, 24, overwrite=False)

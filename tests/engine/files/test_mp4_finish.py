@@ -87,7 +87,7 @@ def test_sound_begins_with_the_first_picture(path, tmp_path, kind, offset):
         assert clicked(path) == pytest.approx(1 - start, abs=0.02)
 
 
-def test_sound_that_an_mp4_does_not_take_as_it_is(path, tmp_path):
+def test_sound_is_reencoded(path, tmp_path):
     """A rate that AAC lacks, and channels without names; none that can be read is a line."""
     with wave.open(str(tmp_path / "odd.wav"), "wb") as file:
         file.setnchannels(1)
@@ -107,7 +107,8 @@ def test_sound_that_an_mp4_does_not_take_as_it_is(path, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pcm", "aac"])
-def test_sound_that_ends_before_the_frames_is_said_to(path, tmp_path, monkeypatch, kind):
+def test_short_sound_is_said(path, tmp_path, monkeypatch, kind):
+    """Sound that ends before the frames is said."""
     said = []
     monkeypatch.setattr("zerowaste_vae.engine.log.warn", said.append)
     source = tmp_path / "short.wav"

@@ -30,7 +30,7 @@ def gray(size=(96, 64), value=90):
 
 
 @pytest.mark.parametrize("name", ["photo.jfif", "photo.jpe", "photo", "photo.dat", "photo.mp4"])
-def test_a_photo_is_known_whatever_it_is_called(tmp_path, caplog, name):
+def test_photo_known_by_content(tmp_path, caplog, name):
     """With EXIF, which FFmpeg hands over in a form that PyAV has no name for."""
     gray().save(tmp_path / name, "JPEG", exif=exif(6))
     frames = list(Clip(tmp_path / name))
@@ -52,7 +52,8 @@ def test_the_largest_of_several_sizes(tmp_path, caplog, name, side):
     assert f"{name}: holds" in caplog.text and f"the largest is read ({side}x{side})" in caplog.text
 
 
-def test_large_pictures_are_read_and_larger_ones_refused_in_our_words(tmp_path, monkeypatch, recwarn):
+def test_picture_size_limit(tmp_path, monkeypatch, recwarn):
+    """Pillow's own limit and its text are not used."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns above this and refuses twice as much
     for width in (40, 70, 3000):
         gray((width, 30)).save(tmp_path / "a.png")

@@ -31,7 +31,8 @@ def test_two_runs_do_not_write_one_folder(tmp_path):
     assert PngWriter(tmp_path / "frames", resume=True).done == 4
 
 
-def test_frames_of_another_run_are_not_taken_for_ones_own(tmp_path):
+def test_foreign_frames_refused(tmp_path):
+    """Frames that another run wrote meanwhile are not taken for this run's."""
     writer = write(tmp_path / "frames", identity="one clip")
     (writer.part / "frame_000009.png").write_bytes(b"")
     with pytest.raises(InputError, match=r"frames\.part: holds 5 frames, not 4: another run has written to it"):
@@ -44,7 +45,7 @@ def test_frames_of_another_run_are_not_taken_for_ones_own(tmp_path):
     assert writer.part.exists() and not any((tmp_path / "frames").iterdir())
 
 
-def test_a_run_that_finishes_nothing_leaves_nothing(tmp_path):
+def test_empty_run_leaves_nothing(tmp_path):
     with pytest.raises(InputError, match="NaN"):
         write(tmp_path / "frames", torch.full((1, 8, 8, 3), torch.nan))
     assert not list(tmp_path.iterdir())

@@ -39,7 +39,7 @@ def test_a_part_is_cut_to_the_sample(tmp_path, begins, lasts):
     assert torch.equal(sound, torch.from_numpy(samples[:, int(begins * RATE) : end]))
 
 
-def test_an_open_file_is_read_from_its_beginning(tmp_path):
+def test_open_file_read_from_start(tmp_path):
     samples = write(tmp_path / "ramp.mkv")
     opened = io.BytesIO((tmp_path / "ramp.mkv").read_bytes())
     opened.read(100)

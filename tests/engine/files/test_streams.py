@@ -60,7 +60,7 @@ def test_what_a_text_is():
 
 
 @pytest.mark.parametrize("second", [0, 90_000])
-def test_a_joined_transport_stream_is_read_whole(tmp_path, second):
+def test_joined_transport_stream(tmp_path, second):
     write(tmp_path / "1.ts")
     write(tmp_path / "2.ts", first=second)
     (tmp_path / "a.ts").write_bytes((tmp_path / "1.ts").read_bytes() + (tmp_path / "2.ts").read_bytes())
@@ -78,7 +78,7 @@ def test_a_change_of_size_is_scaled_and_said(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("name", "codec"), [("a.mp4", "libx264"), ("a.avi", "mpeg4"), ("a.ts", "mpeg2video")])
-def test_damage_that_a_decoder_conceals_is_said(tmp_path, caplog, name, codec):
+def test_concealed_damage(tmp_path, caplog, name, codec):
     path = tmp_path / name
     write(path, 30, (96, 128), codec)
     whole = list(Clip(path).integers())
@@ -101,7 +101,8 @@ def test_damage_that_a_decoder_conceals_is_said(tmp_path, caplog, name, codec):
     pytest.fail("nothing of it was damaged")
 
 
-def test_a_piece_that_cannot_be_decoded_is_left_out_and_said(tmp_path, caplog):
+def test_undecodable_piece_left_out(tmp_path, caplog):
+    """The piece is left out, and a line says so."""
     buffer = io.BytesIO()
     Image.new("RGB", (64, 48), (9, 90, 200)).save(buffer, "JPEG")
     with av.open(str(tmp_path / "a.avi"), "w") as out:
@@ -116,7 +117,8 @@ def test_a_piece_that_cannot_be_decoded_is_left_out_and_said(tmp_path, caplog):
     assert any("1 of its pieces cannot be decoded; their frames are missing" in line for line in lines(caplog))
 
 
-def test_a_video_of_which_nothing_can_be_decoded_is_one_line(tmp_path):
+def test_undecodable_video(tmp_path):
+    """Nothing can be decoded: one line says so."""
     with av.open(str(tmp_path / "a.avi"), "w") as out:
         stream = out.add_stream("mjpeg", rate=24)
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
@@ -148,7 +150,8 @@ def test_rates_that_agree_stay(tmp_path, caplog, name, rate):
     assert clip.fps == before and abs(before / rate - 1) < 1e-3 and not caplog.records
 
 
-def test_the_rate_of_the_time_stamps_is_noted_in_the_latent(tmp_path, capsys):
+def test_latent_notes_real_rate(tmp_path, capsys):
+    """The latent file notes the rate of the time stamps."""
     write(tmp_path / "a.mkv", 9, size=(32, 32), step=20, clock=Fraction(1, 1000))
     assert main(["encode", str(tmp_path / "a.mkv"), str(tmp_path / "a.safetensors")]) == 0
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
@@ -161,7 +164,7 @@ def container(*dispositions, brand="isom"):
                            streams=SimpleNamespace(video=streams))  # fmt: skip
 
 
-def test_pictures_in_tiles_are_refused_and_thumbnails_passed_over():
+def test_heic_tiles_and_thumbnails():
     """FFmpeg marks tiles of HEIC and AVIF as dependent, and the picture that a file is about as the default."""
     with pytest.raises(InputError, match="photo: is a picture in 4 tiles, as phones write HEIC"):
         chosen(container(*[0x80000] * 4, brand="heic"), "photo")

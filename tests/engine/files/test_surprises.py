@@ -59,7 +59,8 @@ def write(path, count=3, codec="libx264", pixels="yuv420p", streams=1, options=N
         ((0, -ONE, -ONE, 0), lambda p: np.rot90(p, 2).transpose(1, 0, 2)),
     ],
 )
-def test_turned_and_mirrored_videos_are_shown_as_players_do(tmp_path, matrix, shown):
+def test_rotation_and_mirroring(tmp_path, matrix, shown):
+    """Frames are upright, as players show them."""
     write(tmp_path / "a.mp4")
     data = (tmp_path / "a.mp4").read_bytes()
     start = data.index(b"tkhd") + 4 + 40
@@ -147,7 +148,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
         check_audio(tmp_path / "a.mp4")
 
 
-def test_a_trimmed_clip_has_the_frames_it_shows(tmp_path, caplog):
+def test_trimmed_clip(tmp_path, caplog):
     """An edit list shows a part of what the file holds."""
     write(tmp_path / "a.mp4", 30)
     data = bytearray((tmp_path / "a.mp4").read_bytes())

@@ -37,7 +37,7 @@ def write(path, pixels="yuv444p", codec="ffv1", samples=(100, 50, 200), **contex
     ("matrix", "called"),
     [(0, "RGB in the places of YUV"), (8, "YCgCo"), (10, "BT.2020 with constant luminance"), (14, "ICtCp")],
 )
-def test_matrices_that_nothing_converts_are_refused(tmp_path, matrix, called):
+def test_unconvertible_matrices(tmp_path, matrix, called):
     write(tmp_path / "a.mkv", colorspace=matrix, color_range=2)
     with pytest.raises(InputError, match=f"a.mkv: its colours are stored as {called}, which cannot be read here; "):
         list(Clip(tmp_path / "a.mkv"))
@@ -54,7 +54,7 @@ def test_rgb_that_cannot_be_is_said(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("pixels", ["gbrp", "bgra", "gray"])
-def test_matrices_of_rgb_and_gray_do_not_matter(tmp_path, pixels):
+def test_rgb_and_gray_matrices(tmp_path, pixels):
     planes = {"gbrp": (10, 20, 30), "bgra": (77,), "gray": (77,)}[pixels]
     path = tmp_path / ("a.avi" if pixels == "gbrp" else "a.mkv")
     write(path, pixels, "utvideo" if pixels == "gbrp" else "ffv1", samples=planes, color_range=2)
@@ -66,7 +66,7 @@ def test_matrices_of_rgb_and_gray_do_not_matter(tmp_path, pixels):
     ("a", 9, 14, "a.mkv: its colours are of BT.2020"), ("b", 12, 13, "Display P3"), ("c", 9, 16, "is HDR"),
     ("d", 1, 5, "gamma 2.8"), ("e", 1, 1, None), ("f", 5, 6, None),
 ])  # fmt: skip
-def test_colours_that_are_not_converted_are_said(tmp_path, caplog, name, primaries, transfer, says):
+def test_unconverted_colours_said(tmp_path, caplog, name, primaries, transfer, says):
     write(tmp_path / f"{name}.mkv", colorspace=1, color_primaries=primaries, color_trc=transfer)
     list(Clip(tmp_path / f"{name}.mkv"))
     assert len(caplog.records) == (says is not None) and (says or "") in caplog.text
@@ -115,7 +115,7 @@ def test_alpha_of_videos(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("orientation", [None, 2, 6])
-def test_side_data_without_a_name_are_passed_over(tmp_path, orientation):
+def test_unnamed_side_data(tmp_path, orientation):
     """EXIF on frames, which newer FFmpegs hand over: pictures stay upright."""
     exif = Image.Exif()
     exif[0x110] = "Camera"

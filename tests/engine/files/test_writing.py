@@ -39,7 +39,8 @@ def test_check_target(tmp_path, monkeypatch):
         check_target(".", force=True, folder=True)
 
 
-def test_an_unwritable_folder_is_refused_before_any_work(tmp_path, monkeypatch):
+def test_unwritable_folder(tmp_path, monkeypatch):
+    """It is refused before any work."""
     monkeypatch.setattr(os, "access", lambda path, mode: not (path == tmp_path and mode == os.W_OK))
     with pytest.raises(InputError, match="not writable"):
         check_target(tmp_path / "a.mp4")
@@ -66,7 +67,8 @@ def test_names_are_as_long_as_they_can_be(tmp_path):
     write_mp4(tmp_path / f"{'b' * 246}.mp4", torch.zeros(1, 16, 16, 3), 25)
 
 
-def test_what_has_happened_is_not_hidden_by_what_is_left(tmp_path, monkeypatch):
+def test_first_error_is_raised(tmp_path, monkeypatch):
+    """Cleaning up does not hide the first error."""
     def busy(path, missing_ok=False):
         raise PermissionError(errno.EACCES, "busy", str(path))
 
@@ -87,7 +89,8 @@ def test_an_input_is_not_replaced(tmp_path):
     assert check_target(tmp_path / "b.safetensors", inputs=[tmp_path / "a.safetensors", tmp_path / "none"])
 
 
-def test_a_folder_is_put_back_when_its_successor_cannot_be_placed(tmp_path, monkeypatch):
+def test_folder_put_back(tmp_path, monkeypatch):
+    """The old folder returns if the new one cannot be put in its place."""
     target = tmp_path / "frames"
     target.mkdir()
     (target / "old").write_text("old")
@@ -113,7 +116,7 @@ def test_tensors_are_written_as_the_umask_says(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
-def test_a_full_disk_is_an_oserror_and_leaves_nothing(tmp_path):
+def test_full_disk_leaves_nothing(tmp_path):
     """A limit of 20 kB per file makes the system refuse the write, as a full disk does."""
     program = """
 import resource, signal, sys, torch

@@ -36,7 +36,7 @@ def half_file(make_vae_file, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_gguf_is_the_same_to_the_package_and_to_us(half_file, tmp_path, kind):
+def test_gguf_package_reads_the_same(half_file, tmp_path, kind):
     path = tmp_path / "out.gguf"
     result = convert_checkpoint(half_file, path, kind)
     source, ours = load_file(half_file), read_checkpoint(path)
@@ -101,7 +101,8 @@ def test_metadata_both_ways(tmp_path):
     }  # fmt: skip
 
 
-def test_tensors_on_other_layouts_are_saved_as_they_look(tmp_path):
+def test_strided_tensors_saved(tmp_path):
+    """Transposed and strided tensors are saved with the values that they show."""
     tensors = {"a.weight": torch.arange(64.0).reshape(8, 8).t(), "b.weight": torch.ones(4).expand(3, 4)}
     tensors["c.weight"] = tensors["a.weight"]  # shared memory
     for name in ("a.gguf", "a.safetensors"):

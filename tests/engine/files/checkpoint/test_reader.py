@@ -110,7 +110,7 @@ def test_pickles_are_refused_unopened(tmp_path, name, protocol):
         (b"\0" * 4096, "neither"),
     ],
 )
-def test_other_files_are_named_for_what_they_are(save, blob, words):
+def test_other_kinds_of_files(save, blob, words):
     assert words in refusal(save(blob, "vae.safetensors"))
 
 
@@ -229,7 +229,7 @@ def test_progress_counts_the_bytes_of_tensors(save, craft, monkeypatch, caplog):
 
 @pytest.mark.parametrize("prefix", ["first_stage_model.", "vae.", "model.", "module."])
 @pytest.mark.parametrize("form", ["gguf", "safetensors"])
-def test_prefix_is_stripped_and_the_rest_left_unread(tmp_path, craft, wan_weights, prefix, form):
+def test_prefix_is_stripped(tmp_path, craft, wan_weights, prefix, form):
     """A full checkpoint: another model's tensor is dropped even if it could not be loaded (NaN)."""
     foreign = torch.full((4,), float("nan"), dtype=torch.float16)
     tensors = {prefix + n: t for n, t in wan_weights.items()} | {"diffusion.blocks.0.weight": foreign}
@@ -279,7 +279,7 @@ def told(**facts):
 
 
 @pytest.mark.parametrize("group", [4, 64, None])
-def test_int8_of_comfyui_is_multiplied_out_and_turned_back(tmp_path, group):
+def test_comfyui_int8(tmp_path, group):
     """Columns are rotated in groups before they are rounded: 256 where the file does not say of how many."""
     size = group or 256
     turn = four = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]]) / 2
@@ -328,7 +328,7 @@ def test_other_int8_is_refused(tmp_path, facts, words):
 
 
 @pytest.mark.parametrize("damaged", [torch.tensor([91, 93]), torch.tensor([91] * 100_000), torch.ones(2) * 5])
-def test_what_is_said_of_int8_has_to_be_readable(tmp_path, damaged):
+def test_unreadable_int8_description(tmp_path, damaged):
     path = tmp_path / "a.safetensors"
     damaged = damaged if damaged.is_floating_point() else damaged.to(torch.uint8)
     tensors = {"a.weight": torch.ones(2, 8, dtype=torch.int8), "a.weight_scale": torch.ones(2, 1)}
@@ -336,7 +336,7 @@ def test_what_is_said_of_int8_has_to_be_readable(tmp_path, damaged):
     assert "how a.weight is quantised cannot be read" in refusal(path)
 
 
-def test_int8_that_only_the_metadata_tell_of_is_read(tmp_path):
+def test_int8_described_by_metadata(tmp_path):
     """By the file's own names, whatever they stand behind."""
     codes, scale = torch.tensor([[3, -7], [127, 1]], dtype=torch.int8), torch.tensor([[0.5], [2.0]])
     facts = {"format_version": "1.0", "layers": {"vae.a": {"format": "int8_tensorwise"}}}
@@ -350,13 +350,14 @@ def test_int8_that_only_the_metadata_tell_of_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["weight.absmax", "qweight", "wscales", "weight._data", "weight_s_rel", "SCB"])
-def test_packed_weights_are_known_by_what_lies_beside_them(tmp_path, part):
+def test_packed_formats_found(tmp_path, part):
+    """Other programs' packed weights are known by the tensors stored with them."""
     path = tmp_path / "a.safetensors"
     save_file({"a.weight": torch.zeros(4, 2, dtype=torch.int8), f"a.{part}": torch.ones(4)}, path)
     assert f"a.{part} is of a weight packed in a way that is not supported" in refusal(path)
 
 
-def test_packed_weights_and_odd_scales_are_refused(tmp_path):
+def test_packed_weights_refused(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a.weight": torch.zeros(4, dtype=torch.uint8), "a.weight_scale": torch.ones(1)}, path)
     assert "a.weight is quantised" in refusal(path)
@@ -395,7 +396,7 @@ print(status("VmHWM") - before)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".gguf"])
-def test_header_alone_gives_the_same_names_and_shapes(tmp_path, make_vae_file, suffix):
+def test_shapes_only(tmp_path, make_vae_file, suffix):
     path = make_vae_file()
     if suffix == ".gguf":
         path = tmp_path / "small.gguf"
