@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ from .precision.sampling import latent_samples, video_samples
 from .report import Report
 from .request import Request
 from .run import clip, own_clip
-from .run.devices import empty_device_cache, make_way, synchronize
+from .run.allowance import Allowance
+from .run.devices import empty_device_cache, keeps_blocks, make_way, synchronize
 from .run.guard import Guard, NonFinite
 from .run.kept import KEPT
 from .run.pixels import to_unit
@@ -35,6 +37,8 @@ from .run.within import within
 from .tuning import kept as tuning
 from .video import StreamVideo, TensorVideo
 
+#: Part of its memory by which a run of plain torch is allowed more.
+MORE = 8
 #: Called with the plan of each attempt before it begins.
 OnPlan = Callable[[Plan], None]
 
@@ -71,7 +75,7 @@ def decode(
     samples = functools.partial(decoder_samples, z)
     plan = _planning(core, "decoder", lambda: (last - first, h, w), request, (0, 0), samples, guard.tick.check, made,
                      policy)  # fmt: skip
-    with closing(_survive(core, report, guard, plan, attempt, on_plan)) as steps:
+    with closing(_survive(core, report, guard, request, plan, attempt, on_plan)) as steps:
         for _ in steps:
             yield from results.ready()
     yield from results.ready()
@@ -106,7 +110,7 @@ def encode(
     rest = video.height % s, video.width % s
     samples = functools.partial(encoder_samples, video)
     plan = _planning(core, "encoder", size, request, rest, samples, guard.tick.check, made, policy)
-    with closing(_survive(core, report, guard, plan, attempt, on_plan)) as steps:
+    with closing(_survive(core, report, guard, request, plan, attempt, on_plan)) as steps:
         for needed in steps:
             yield from results.ready()
             if own is None:
@@ -155,7 +159,7 @@ def _planning(
 
 
 def _survive(
-    core: Core, report: Report, guard: Guard, plan: Callable[[Core, int], Plan],
+    core: Core, report: Report, guard: Guard, request: Request, plan: Callable[[Core, int], Plan],
     attempt: Callable[[Core, Plan], Iterator[int]], on_plan: OnPlan | None,
 ) -> Iterator[int]:
     """Repeat attempt(vae, plan) until it succeeds: under leaner plans where memory runs out, and in a safer precision
@@ -174,7 +178,7 @@ def _survive(
                     log.once(f"{report.operation}: {first.note}")
                 _, frames, height, width = report.clip
                 log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
-                leaner = functools.partial(_leaner, vae, plan)
+                leaner = functools.partial(_leaner, vae, half, request, plan)
                 tries = guard.survive(functools.partial(_attempt, vae, report, attempt, on_plan), first, leaner)
                 last = yield from within(functools.partial(vae._scope, half), tries)
             except NonFinite as error:
@@ -211,8 +215,17 @@ def _attempt(
         KEPT.release(vae.device)  # other runs reuse it, or free it themselves
     if not as_run:
         make_way(vae.device, getattr(vae.model, half))
-    # Only the steps are timed: between them the caller works.
-    yield from within(lambda: report.stage(report.operation), attempt(vae, plan))
+    limits = _plain(plan) and keeps_blocks(vae.device)
+    held = vae._held(half) + vae._plain.gaps(half)
+    with Allowance(vae.device, plan.own_bytes, held, limits) as allowance:
+        steps = within(allowance.step, attempt(vae, plan))
+        # Only the steps are timed: between them the caller works.
+        yield from within(lambda: report.stage(report.operation), steps)
+
+
+def _plain(plan: Plan) -> bool:
+    """Check if plain torch runs the plan, not the fused kernels or a transformer's layers."""
+    return not plan.fused and not (plan.own and plan.own.layers)
 
 
 def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:
@@ -227,9 +240,18 @@ def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:
     return plan()
 
 
-def _leaner(vae: Core, plan: Callable[[Core, int], Plan], failed: Plan) -> Plan | None:
-    """Return a plan with a lower peak, by a tenth if there is one, as parking goes in steps of megabytes; blended tiles
-    only where nothing else is left."""
+def _leaner(
+    vae: Core, half: str, request: Request, plan: Callable[[Core, int], Plan], failed: Plan
+) -> Plan | None:
+    """Return the plan to go on with after one that found no memory.
+
+    Plain torch is first allowed more, if the target and the card have it: its libraries may have taken more than its
+    plan counts. Otherwise the plan has a lower peak, by a tenth if there is one, as parking goes in steps of megabytes;
+    blended tiles only where nothing else is left."""
+    if _plain(failed) and keeps_blocks(vae.device):
+        more = replace(failed, peak_bytes=failed.peak_bytes + failed.own_bytes // MORE)
+        if vae._limits(half, request).hold(more):
+            return more
     other = None
     for share in (0.9, 1.0):
         try:

@@ -22,7 +22,7 @@ from .kernels.targets import Target, using
 from .operands.policy import Policy
 from .options import DEFAULTS, Options, unavailable, unused
 from .own_halves import OwnHalves
-from .planning.budget import Machine
+from .planning.budget import Limits, Machine
 from .planning.choice import Choices
 from .planning.fusable import why_no_8_bit, why_off
 from .planning.make import make_planner, mode_here, switched_off
@@ -259,13 +259,17 @@ class Core(Following):
         so many bytes, whatever is free; 0: the one for the free memory. made: a plan for the same clip, kept where it
         still fits."""
         self.planner.walk.rates = kept.rates(self.device)
-        beside = self._packed(other_half(half))
-        limits = Machine.now(self.device, self._held(half), beside).limits(request).shared(self.sharing, self.device)
+        beside, limits = self._packed(other_half(half)), self._limits(half, request)
         if below:
             limits = limits.below(below - beside)
         elif made is not None and limits.hold(made):
             return made.with_beside(beside)
         return self.planner.plan(half, size, request, limits, rest, check).with_beside(beside)
+
+    def _limits(self, half: str, request: Request) -> Limits:
+        """Return the limits of a run that starts now."""
+        machine = Machine.now(self.device, self._held(half), self._packed(other_half(half)))
+        return machine.limits(request).shared(self.sharing, self.device)
 
     def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half | OwnHalf:
         """Return a component for one run. seed: of the noise that a decoder adds between its convolutions."""

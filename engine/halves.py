@@ -15,12 +15,13 @@ from .archs import Architecture
 from .kernels.conv3d.tuned import version
 from .network.fused import Emit, FusedDecoder, FusedEncoder, fuse
 from .network.fused_pass import FusedPass
-from .network.hosted import lent, moving_bytes
+from .network.hosted import lent, moving, moving_bytes
 from .network.plain import Half, Network
 from .network.program import Program
 from .network.stream import PlainHalf, decode_features, decode_frames, encode_features, encode_moments
 from .operands.policy import Policy
 from .options import Options
+from .planning.besides import reserved_for
 from .planning.fused_walk import FusedWalk
 from .precision.prepared import gathered, load, recipe, save
 from .precision.store import Store
@@ -289,6 +290,11 @@ class PlainHalves:
     def nbytes(self, name: str) -> int:
         """Return the bytes of the copy of "encoder" or "decoder"."""
         return moving_bytes(*self._copies[name].everything()) if name in self._copies else 0
+
+    def gaps(self, name: str) -> int:
+        """Return the bytes that torch reserves for the copy of "encoder" or "decoder" in addition to its own."""
+        sizes = moving(*self._copies[name].everything()) if name in self._copies else []
+        return reserved_for(sizes) - sum(sizes)
 
     def release(self, keep: str = "") -> int:
         """Free the copies, except that of the component `keep`; return their bytes."""

@@ -147,7 +147,7 @@ class PlainPass:
     def __init__(
         self, half: Half, steps: slice, load: Callable[[Tensor], Tensor],
         network: Callable[[Iterator[Tensor], Place | None], Iterator[Iterable[Tensor]]],
-        form: Callable[[Tensor], Tensor], guard: Guard, tiles: bool = False,
+        form: Callable[[Tensor], Tensor], guard: Guard,
     ) -> None:  # fmt: skip
         """Bind the callables of one pass.
 
@@ -157,7 +157,7 @@ class PlainPass:
             network: executes these, chunk by chunk, and gives results of that layout.
             form: turns results into those that are emitted; may overwrite its argument.
         """
-        self._program, self._steps, self._guard, self._tiles = half.program, steps, guard, tiles
+        self._program, self._steps, self._guard = half.program, steps, guard
         self._load, self._network, self._form = load, network, form
 
     def aside(self) -> AbstractContextManager[None]:
@@ -174,8 +174,9 @@ class PlainPass:
 
     def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
         """Start the clip or part. Histories in `left` are ignored: those of another kind of pass do not fit."""
-        # In blocks that the tile before had cut, two tiles of SeedVR2 reserved 13.5 GB where 11.6 were planned (H200).
-        if self._tiles and keeps_blocks(self._guard.device):
+        # Plans have every clip and tile begin with an empty cache. In blocks that the tile before had cut, two tiles of
+        # SeedVR2 reserved 13.5 GB where 11.6 were planned (H200).
+        if keeps_blocks(self._guard.device):
             empty_device_cache()
         if not self._program.staged:
             self._place = None
@@ -248,12 +249,11 @@ class PlainHalf:
             return PlainPass(
                 half, slice(half.front, None), self._features,
                 lambda parts, place: self._decode_frames(half, parts, steps, check, place=place), _unclamped,
-                clips.guard, tiles=True,
+                clips.guard,
             )  # fmt: skip
         return PlainPass(
             half, slice(half.front), self._video,
             lambda parts, place: _each(encode_features(half, parts, steps, check, place=place)), _last, clips.guard,
-            tiles=True,
         )  # fmt: skip
 
     def _latents(self, part: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..network.hosted import moving, moving_bytes
 from ..network.plain import Network
 from .allocator import Allocator
@@ -28,7 +30,12 @@ def besides(model: Network, waits: bool, itemsize: int, half: str, fused: bool) 
         return LIBRARY_BYTES + moving_bytes(model, itemsize=itemsize)
     if fused:
         return CUBLAS_BYTES
-    copies = Allocator()  # torch allocates each tensor by itself (LTX-2.3: 812 MiB reserved for 776)
-    for size in moving(*getattr(model, half).everything(), itemsize=itemsize):
+    return LIBRARY_BYTES + reserved_for(moving(*getattr(model, half).everything(), itemsize=itemsize))
+
+
+def reserved_for(sizes: Iterable[int]) -> int:
+    """Return the bytes that torch reserves for tensors of these sizes (LTX-2.3's weights: 812 MiB for 776)."""
+    copies = Allocator()
+    for size in sizes:
         copies.take(size)
-    return LIBRARY_BYTES + copies.reserved
+    return copies.reserved

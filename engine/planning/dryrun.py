@@ -15,12 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import exact
-from .allocator import Allocator, AnyOrder, Block
+from .allocator import Allocator, Block
 from .layouts import IN_PLACE, result
 
 T = TypeVar("T")
-#: Result of an allocator's `take`.
-Given = Block | list[Block]
 
 
 class _Functions(TorchFunctionMode):
@@ -70,13 +68,13 @@ class _Follow(TorchDispatchMode):
 
     Convolutions also hold a re-laid-out input, weight and output while they run."""
 
-    def __init__(self, allocator: Allocator | AnyOrder | None) -> None:
+    def __init__(self, allocator: Allocator | None) -> None:
         super().__init__()
         self.live = 0
         self.peak = 0
         self.allocator = allocator
         self._holders: dict[int, int] = {}
-        self._blocks: dict[int, Given] = {}
+        self._blocks: dict[int, Block] = {}
         #: Live storages -> their numbers, in the order in which they were made.
         self.numbers: dict[int, int] = {}
         self._made = 0
@@ -120,11 +118,11 @@ class _Follow(TorchDispatchMode):
 
     def follow(
         self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]
-    ) -> dict[int, Given | None]:
+    ) -> dict[int, Block | None]:
         """Replay events without tensors; return the blocks taken and not given back, by storage number.
 
         Events that come with a `what` are about a storage older than the record: drop(what) releases it instead."""
-        taken: dict[int, Given | None] = {}
+        taken: dict[int, Block | None] = {}
         allocator, live, peak = self.allocator, self.live, self.peak
         for (number, size, takes, _), what in events:
             if what is not None:
@@ -156,13 +154,13 @@ class _Follow(TorchDispatchMode):
             self._lies(key, self.allocator.take(size) if self.allocator is not None and size else None)
         self._held_by(tensor, key, size)
 
-    def lay(self, tensor: Tensor, given: Given | None) -> None:
+    def lay(self, tensor: Tensor, given: Block | None) -> None:
         """Put a new tensor's storage into a block that `follow` has taken and counted already."""
         storage = tensor.untyped_storage()
         self._lies(storage._cdata, given)
         self._held_by(tensor, storage._cdata, storage.nbytes())
 
-    def _lies(self, key: int, given: Given | None) -> None:
+    def _lies(self, key: int, given: Block | None) -> None:
         self._holders[key] = 0
         self.numbers[key] = self._made
         self._made += 1
@@ -230,15 +228,14 @@ def _nbytes(tensor: Tensor) -> int:
 class PeakMemory:
     """Measure the peak memory of tensors made inside: `with PeakMemory() as m: program()`, then `m.peak` in bytes."""
 
-    def __init__(self, products: bool = False, reserves: bool = False, anywhere: bool = False) -> None:
+    def __init__(self, products: bool = False, reserves: bool = False) -> None:
         """Choose the way to count.
 
         Args:
             products: convolutions are matrix products (engine/kernels/exact.py).
-            reserves: `peak` is the memory that torch's caching allocator reserves, in a new process; False: in use.
-            anywhere: with `reserves`, the largest of several orders of segments instead of a new process's.
+            reserves: `peak` is the memory that torch's caching allocator reserves; False: in use.
         """
-        self._follow = _Follow((AnyOrder if anywhere else Allocator)() if reserves else None)
+        self._follow = _Follow(Allocator() if reserves else None)
         self._modes = [_Functions(products), self._follow]
 
     def __enter__(self) -> PeakMemory:
@@ -288,7 +285,7 @@ class PeakMemory:
 
     def follow(
         self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]
-    ) -> dict[int, Given | None]:
+    ) -> dict[int, Block | None]:
         """Replay recorded events; drop(what) releases a storage that is older than the record.
 
         Returns:
@@ -296,7 +293,7 @@ class PeakMemory:
         """
         return self._follow.follow(events, drop)
 
-    def lay(self, made: Tensor, given: Given | None) -> Tensor:
+    def lay(self, made: Tensor, given: Block | None) -> Tensor:
         """Return `made` with its storage placed in a block that `follow` has taken."""
         self._follow.lay(made, given)
         return made

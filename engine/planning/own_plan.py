@@ -26,7 +26,7 @@ from ..run.tiles import grid
 from . import refusals
 from .budget import Limits
 from .fused_walk import FusedWalk
-from .plain_walk import PlainWalk, Torch
+from .plain_walk import PlainWalk, Torch, roomy
 
 #: Number of tiles whose products take longer than the copy of a layer's weights: 0.4 ms for each tile on an H200,
 #: against 2.7 ms at 50 GB/s, by arithmetic.
@@ -80,9 +80,11 @@ class OwnPlanner:
         least = None
         check()
         for limit in most:
-            for plan in make(own, size, request, replace(limits, target=limit), rest):
-                plan = replace(plan, peak_bytes=plan.peak_bytes + self._besides(half, plan.fused))
+            for option in make(own, size, request, replace(limits, target=limit), rest):
+                plan = replace(option, peak_bytes=option.peak_bytes + self._besides(half, option.fused))
                 if limit is None or plan.peak_bytes <= limit:
+                    if not plan.fused and not plan.own.layers:
+                        plan = roomy(plan, option.peak_bytes, self._how(), limit)
                     return plan if limit == limits.target else _raised(plan, limits)
                 least = plan
                 check()

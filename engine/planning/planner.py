@@ -29,7 +29,7 @@ from .fused_walk import FusedWalk
 from .largest import largest
 from .meta import meta_model
 from .own_plan import OwnPlanner
-from .plain_walk import PlainWalk, Torch, keeps
+from .plain_walk import PlainWalk, Torch, keeps, roomy
 
 #: Chunks longer than this gain nothing but need more memory.
 MAX_LATENTS = 4
@@ -204,7 +204,7 @@ class Planner:
             ask.check()
             plan = replace(option, peak_bytes=option.peak_bytes + self._besides(ask.half, option.fused))
             if target is None or plan.peak_bytes <= target:
-                return plan
+                return plan if plan.fused else roomy(plan, option.peak_bytes, self._how(), target)
         return None
 
     def _least(self, ask: Ask, tiles: Grid, target: int | None = None) -> int:
@@ -233,14 +233,10 @@ class Planner:
         return self._fused() and self.walk.why_not(ask.half) is None
 
     def _plain_peak(self, ask: Ask, tiles: Grid, steps: Steps, target: int | None = None) -> int:
-        """Return plain torch's peak: over all orders of segments, or to compare with `target`, in a new process."""
-        tile = tiles.rows.size, tiles.cols.size
-        frame, how = (ask.height, ask.width), self._how()
-        if target is None:
-            how, most = replace(how, anywhere=how.reserves), math.inf
-        else:
-            most = target - self._besides(ask.half, False)
-        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, how, most)
+        """Return plain torch's peak; where it is more than the target allows, an estimate that is more, too."""
+        tile, frame = (tiles.rows.size, tiles.cols.size), (ask.height, ask.width)
+        most = math.inf if target is None else target - self._besides(ask.half, False)
+        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, self._how(), most)
 
     def _options(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """Yield plans from most memory to least; their peaks do not include the weights."""

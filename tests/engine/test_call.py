@@ -138,8 +138,8 @@ def test_a_leaner_plan_has_tiles_only_where_nothing_else_is_left(make_vae_file):
     vae = load(make_vae_file(), device="cpu")
     whole, tiled = (vae.planner.plan("decoder", (2, 8, 8), Request(t, 32, 8)) for t in ("auto", "blended"))
     found = {int(0.9 * whole.peak_bytes): tiled, whole.peak_bytes: whole}
-    assert attempts._leaner(vae, lambda _, below: found[below], whole) is whole
-    assert attempts._leaner(vae, lambda *_: tiled, whole) is tiled
+    assert attempts._leaner(vae, "decoder", Request(), lambda _, below: found[below], whole) is whole
+    assert attempts._leaner(vae, "decoder", Request(), lambda *_: tiled, whole) is tiled
 
 
 def test_the_plan_that_is_told_is_the_one_that_runs(vae_file, noise, monkeypatch):

@@ -44,15 +44,16 @@ def test_golden_cases_stream(shared, tmp_path, atol):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_each_tile_finds_an_empty_cache(vae, noise, monkeypatch, kept):
-    """Where torch keeps what it frees in blocks: those of one tile do not fit the next one's tensors."""
+def test_each_clip_and_tile_finds_an_empty_cache(vae, noise, monkeypatch, kept):
+    """Where torch keeps what it frees in blocks: those of one do not fit the next one's tensors."""
     emptied = []
     monkeypatch.setattr(stream, "keeps_blocks", lambda device: kept and device == vae.device)
     monkeypatch.setattr(stream, "empty_device_cache", lambda: emptied.append(len(emptied)))
-    vae.decode(noise(1, 16, 3, 4, 6), tiling="untiled")
+    vae.decode(noise(2, 16, 3, 4, 6), tiling="untiled")
     vae.encode(torch.rand(1, 5, 32, 48, 3), tiling="untiled")
-    assert not emptied
+    assert len(emptied) == 3 * kept
+    emptied.clear()
     vae.decode(noise(1, 16, 3, 4, 6), tiling="blended", tile=32, overlap=16)
-    assert vae.last_report.plan.startswith("plain torch, 2 blended tiles") and len(emptied) == 2 * kept
+    assert vae.last_report.plan.startswith("plain torch, 2 blended tiles") and len(emptied) == 3 * kept
     vae.encode(torch.rand(1, 5, 32, 48, 3), tiling="blended", tile=32, overlap=16)
-    assert vae.last_report.plan.startswith("plain torch, 2 blended tiles") and len(emptied) == 4 * kept
+    assert vae.last_report.plan.startswith("plain torch, 2 blended tiles") and len(emptied) == 6 * kept

@@ -1,12 +1,18 @@
 """What plans state against what torch reserves on a real GPU, where calls follow each other and where plain torch runs.
 """
 
+import functools
 import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
 from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.run.allowance import Allowance
 from zerowaste_vae.engine.run.kept import KEPT
 
 from ..gpu_models import make
@@ -73,41 +79,140 @@ def test_blended_tiles_of_what_looks_ahead_keep_to_their_target(noise):
     stated, most = vae.last_report.predicted_gb, (torch.cuda.max_memory_reserved() - others) / GIB
     print(f"{vae.last_report.plan}: reserved {most:.3f} GB")
     assert frames.shape[1] == 33 and vae.last_report.events["oom_step_downs"] == 0
-    assert 0.9 * stated <= most <= min(1.05 * stated, 1.4)
+    assert stated / 1.15 <= most <= stated <= 1.4
 
 
-@pytest.mark.plain
-@pytest.mark.parametrize(("name", "precision", "half"), [("seedvr2", "fp16", "decoder"), ("wan2.1", "bf16", "encoder")])
-def test_plain_torch_reserves_what_is_stated(noise, name, precision, half):
-    others = reserved()
+@pytest.fixture
+def others():
+    """Bytes that are no run's: with what libraries keep."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        x = torch.zeros(16, 16, dtype=dtype, device="cuda")
+        torch.addmm(x[0], x, x)
+        del x
+    return reserved()
+
+
+def plain(name, precision):
     vae = make(name, precision)
     vae.options = DEFAULTS.switched(off=["triton_fusion"])
     reserved()
-    if half == "decoder":
-        vae.decode(noise(1, 16, 3, 60, 80), tiling="untiled", chunk=1, output="uint8")
-    else:
-        vae.encode(pictures(9, 480, 640), tiling="untiled", chunk=1)
-    stated, most = vae.last_report.predicted_gb, (torch.cuda.max_memory_reserved() - others) / GIB
-    print(f"{vae.last_report.plan}: reserved {most:.3f} GB")
-    assert 0.9 * stated <= most <= 1.05 * stated
+    return vae
+
+
+def limit():
+    """torch's limit as a part of the card."""
+    return getattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)()
+
+
+def keeps_to_its_plan(vae, work, others, runs=2):
+    """Run `work` several times, the later ones with what the earlier ones have left, and return the results' number."""
+    results = []
+    for _ in range(runs):
+        results.append(work())
+        report, most = vae.last_report, (torch.cuda.max_memory_reserved() - others) / GIB
+        print(f"{report.operation}, {report.plan}: stated {report.predicted_gb:.3f} GB, reserved {most:.3f} GB")
+        assert report.mode.startswith("plain") and limit() == 1
+        assert report.predicted_gb / 1.15 <= most <= report.predicted_gb
+    assert all(torch.equal(result, results[0]) for result in results)
+    return results[0]
 
 
 @pytest.mark.plain
-@pytest.mark.parametrize(("half", "chunk"), [("decoder", 1), ("decoder", 2), ("encoder", 1)])
-def test_wan_in_fp32_reserves_what_is_stated(noise, half, chunk):
-    """Its convolutions are matrix products there, among norms of other temporaries than SeedVR2's. With two latents
-    what is reserved depends on where the driver lays segments: 10.6 or 11.5 GB."""
-    others = reserved()
-    vae = make("wan2.1", "fp32")
-    reserved()
+@pytest.mark.parametrize(
+    ("name", "precision", "half", "chunk"),
+    [("seedvr2", "fp16", "decoder", 1), ("seedvr2", "fp16", "decoder", 4), ("seedvr2", "fp16", "encoder", 4),
+     ("wan2.1", "bf16", "encoder", 1), ("wan2.1", "bf16", "decoder", 1), ("wan2.1", "bf16", "decoder", 2),
+     ("wan2.1", "fp32", "decoder", 2), ("hunyuanvideo", "bf16", "decoder", 1), ("flux", "bf16", "encoder", 1)],
+)  # fmt: skip
+def test_plain_torch_reserves_what_is_stated(noise, others, name, precision, half, chunk):
+    """Without a limit SeedVR2's decode of three latents at once reserved 14.7 GB of 12.8 (H200), Wan's 4.9 of 4.2."""
+    vae = plain(name, precision)
+    latents = 1 if vae.architecture.still else 3
     if half == "decoder":
-        vae.decode(noise(1, 16, 3, 60, 80), tiling="untiled", chunk=chunk, output="uint8")
+        source = noise(1, vae.latent_channels, latents, 60, 80)
+        work = functools.partial(vae.decode, source, output="uint8")
     else:
-        vae.encode(pictures(9, 480, 640), tiling="untiled", chunk=chunk)
-    stated, most = vae.last_report.predicted_gb, (torch.cuda.max_memory_reserved() - others) / GIB
-    print(f"{vae.last_report.plan}: reserved {most:.3f} GB")
-    assert vae.last_report.mode.startswith("plain")
-    assert 0.88 * stated <= most <= 1.02 * stated
+        work = functools.partial(vae.encode, pictures(vae.frames(latents), 480, 640))
+    keeps_to_its_plan(vae, functools.partial(work, tiling="untiled", chunk=chunk), others)
+    assert vae.last_report.events["oom_step_downs"] == 0
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize(("half", "gb"), [("decoder", 13), ("encoder", 6)])
+def test_plain_torch_keeps_to_its_target(noise, others, half, gb):
+    """Two tiles, the second one after the first: they reserved 13.5 GB where 11.6 were stated."""
+    vae = plain("seedvr2", "fp16")
+    if half == "decoder":
+        work = functools.partial(vae.decode, noise(1, 16, 4, 90, 160), output="uint8")
+    else:
+        work = functools.partial(vae.encode, pictures(13, 720, 1280))
+    keeps_to_its_plan(vae, functools.partial(work, vram_gb=gb), others)
+    assert "2 blended tiles" in vae.last_report.plan and torch.cuda.max_memory_reserved() <= gb * GIB
+
+
+@pytest.mark.plain
+def test_the_same_bits_with_a_limit_and_without(noise, monkeypatch):
+    vae = plain("seedvr2", "fp16")
+    z = noise(1, 16, 3, 60, 80)
+    limited = vae.decode(z, tiling="untiled", output="uint8")
+    assert vae.last_report.predicted_gb < 13.5
+    reserved()
+    monkeypatch.setattr(Allowance, "step", lambda self: nullcontext())
+    assert torch.equal(vae.decode(z, tiling="untiled", output="uint8"), limited)
+    assert torch.cuda.max_memory_reserved() / GIB > vae.last_report.predicted_gb  # so the limit has done something
+
+
+@pytest.mark.plain
+def test_a_plan_that_is_too_small_is_restated(noise, others, monkeypatch):
+    """Where libraries take more than a plan counts: the run goes on and states what it takes, within the target."""
+    monkeypatch.setattr("zerowaste_vae.engine.planning.plain_walk.SLACK", -0.25)
+    vae = plain("seedvr2", "fp16")
+    z = noise(1, 16, 3, 60, 80)
+    small = vae.planner.plan("decoder", (3, 60, 80), Request(tiling="untiled", chunk=1)).peak_bytes / GIB
+    frames = vae.decode(z, tiling="untiled", chunk=1, output="uint8")
+    report, most = vae.last_report, (torch.cuda.max_memory_reserved() - others) / GIB
+    assert report.events["oom_step_downs"] > 0 and small < most <= report.predicted_gb <= 1.3 * most
+    monkeypatch.undo()
+    assert torch.equal(vae.decode(z, tiling="untiled", chunk=1, output="uint8"), frames)
+
+
+@pytest.mark.plain
+def test_two_runs_at_once_take_the_sum(noise, others):
+    """Each in a thread of its own; the bits are those of one alone."""
+    vaes, z = [plain("flux", "bf16"), plain("wan2.1", "bf16")], [noise(1, 16, 1, 64, 64), noise(1, 16, 3, 40, 40)]
+    alone = [vae.decode(x, output="uint8") for vae, x in zip(vaes, z, strict=True)]
+    reserved()
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda vae, x: [vae.decode(x, output="uint8") for _ in range(3)], vaes, z))
+    for frames, expected in zip(both, alone, strict=True):
+        assert all(torch.equal(each, expected) for each in frames)
+    stated = sum(vae.last_report.predicted_gb for vae in vaes)
+    assert (torch.cuda.max_memory_reserved() - others) / GIB <= stated and limit() == 1
+
+
+@pytest.mark.plain
+def test_another_thread_meets_a_full_card_at_most(noise):
+    """It takes memory of which no plan knows while a run keeps to its own: one of both may find none, as on a card of
+    just that size, the run goes on, and afterwards there is no limit."""
+    vae, size = plain("wan2.1", "bf16"), 1 << 30
+    z = noise(1, 16, 3, 60, 80)
+    alone, found = vae.decode(z, tiling="untiled", chunk=1, output="uint8"), []
+    done = threading.Event()
+
+    def take():
+        while not done.is_set():
+            try:
+                found.append(torch.empty(size, dtype=torch.uint8, device="cuda").numel() == size)
+            except torch.OutOfMemoryError:
+                found.append(False)
+
+    other = threading.Thread(target=take)
+    other.start()
+    frames = vae.decode(z, tiling="untiled", chunk=1, output="uint8")
+    done.set()
+    other.join()
+    assert torch.equal(frames, alone) and found and limit() == 1
+    assert torch.empty(size, dtype=torch.uint8, device="cuda").numel() == size
 
 
 @pytest.mark.plain
