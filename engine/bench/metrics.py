@@ -7,7 +7,7 @@ median of the same figure elsewhere: 1 is ordinary, more is a seam or a jump. Eq
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -144,14 +144,14 @@ def compare(
     b: Iterable[Tensor],
     rows: Sequence[int] = (),
     columns: Sequence[int] = (),
-    starts: Sequence[int] = (),
+    starts: Sequence[int] | Callable[[int], Sequence[int]] = (),
 ) -> Comparison:
     """Compare two clips given as frames [H, W, 3] in 0..1.
 
     Args:
         a, b: frames of the clips.
         rows, columns: pixels at which a tile begins or ends.
-        starts: first frames of chunks.
+        starts: first frames of chunks, or a function that returns them for a number of frames.
 
     Raises: InputError when the clips differ in size or length, hold nothing, NaN or infinite values, or an edge lies
     outside.
@@ -184,6 +184,7 @@ def compare(
     if steps is None:
         raise InputError("the clips hold no frames")
     count = len(errors)
+    starts = starts(count) if callable(starts) else starts
     _check("chunk start", starts, count)
     worst = max(range(count), key=errors.__getitem__)
     known = [s for s in scores if s is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,14 +50,19 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         check_target(args.json, args.force, inputs=(args.a, args.b))
     check_least(args, scale=1, chunk=0, per_latent=1)
-    rows, columns = list(args.rows), list(args.columns)
-    frames, height, width = measure(args.a)
+    frames, rows, columns = read(args.a), args.rows, args.columns
+    first = next(frames, None)
+    if first is None:
+        raise InputError(f"{args.a}: holds no frames")
     if args.tile:
         overlap = usual_overlap(args.tile) if args.overlap is None else args.overlap
-        more = tile_edges(height, width, args.tile, overlap, args.scale)
+        more = tile_edges(*first.shape[:2], args.tile, overlap, args.scale)
         rows, columns = rows + more[0], columns + more[1]
-    starts = chunk_starts(frames, args.chunk, args.per_latent) if args.chunk else []
-    result = compare(read(args.a), read(args.b), rows, columns, starts)
+
+    def starts(count: int) -> list[int]:
+        return chunk_starts(count, args.chunk, args.per_latent) if args.chunk else []
+
+    result = compare(itertools.chain([first], frames), read(args.b), rows, columns, starts)
     print_facts(facts(result))
     if args.json is not None:
         write_json(args.json, {"a": str(args.a), "b": str(args.b), **result.record()})
@@ -68,17 +74,6 @@ def read(path: Path) -> Iterator[Tensor]:
     from ..files import media
 
     return _stored(path) if path.suffix.lower() == ".safetensors" else media.iter_frames(path)
-
-
-def measure(path: Path) -> tuple[int, int, int]:
-    """Return (frames, height, width) of a clip."""
-    count, shape = 0, None
-    for frame in read(path):
-        shape = shape or tuple(frame.shape)
-        count += 1
-    if shape is None:
-        raise InputError(f"{path}: holds no frames")
-    return count, shape[0], shape[1]
 
 
 def _stored(path: Path) -> Iterator[Tensor]:
