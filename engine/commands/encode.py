@@ -63,9 +63,7 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
     frames = Padded(Clip(args.video, colours(vae)), args.start, args.frames, vae.architecture.filled, vae.spatial)
     asked = ranks.broadcast()
     if asked is not None:
-        at_once, count = asked
-        made = [_at_once(args, ranks, vae, frames, None)] if at_once else _made(args, ranks, vae, frames, count, None)
-        for _ in made:
+        for _ in _made(args, ranks, vae, frames, *asked):
             pass
     return 0
 
@@ -84,10 +82,7 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     frames = Padded(clip, args.start, args.frames, vae.architecture.filled, vae.spatial)
     started = time.perf_counter()
     with progress("encode", args.quiet) as report:
-        if vae.architecture.still:
-            shape = _pictures(args, ranks, vae, frames, report)
-        else:
-            shape = _clip(args, ranks, vae, frames, clip, report)
+        shape = _written(args, ranks, vae, frames, clip, report)
     if vae.last_report is not None:
         vae.last_report.repeated = frames.repeated
     seconds = time.perf_counter() - started
@@ -100,62 +95,49 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
 
 
 def _made(
-    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, count: int | None,
-    report: Progress | None,
+    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, at_once: bool,
+    count: int | None = None, report: Progress | None = None,
 ) -> Iterator[Tensor]:  # fmt: skip
-    """Yield latents of frames that are read when they are needed; count: of frames, for seeds and several devices."""
-    if ranks is not None and ranks.rank == 0:
-        ranks.broadcast((False, count))
-    check_alike(args, ranks, vae, video=args.video)
-    return vae.encode_stream(frames, count=count, seed=args.seed, progress=report, **run_options(args, ranks))
+    """Return latents of frames that are read when they are needed, or at once that of all frames.
 
-
-def _at_once(
-    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, report: Progress | None
-) -> Tensor:
-    """Return the latent of frames that are all in memory."""
+    count: of frames, for seeds and several devices.
+    """
     import torch
 
     if ranks is not None and ranks.rank == 0:
-        ranks.broadcast((True, None))
+        ranks.broadcast((at_once, count))
     check_alike(args, ranks, vae, video=args.video)
-    return vae.encode(torch.stack(list(frames)), seed=args.seed, progress=report, **run_options(args, ranks))
+    options = {"seed": args.seed, "progress": report, **run_options(args, ranks)}
+    if at_once:
+        return iter([vae.encode(torch.stack(list(frames)), **options)])
+    return vae.encode_stream(frames, count=count, **options)
 
 
-def _clip(
+def _written(
     args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, clip: Clip, report: Progress
 ) -> torch.Size:
-    """Write latents as they are made of frames as they are read; return the latent's shape."""
-    from ..files.latents import LatentWriter
+    """Write latents as they are made of frames as they are read, or of pictures, which are independent, all at once;
+    return the latent's shape."""
+    from ..files.latents import LatentWriter, write_latent
     from ..latent_note import note_of
 
+    def notes(**more: str) -> dict[str, str]:
+        return {**note_of(vae), **more, "height": str(frames.size[0]), "width": str(frames.size[1])}
+
+    if vae.architecture.still:
+        (latent,) = _made(args, ranks, vae, frames, True, report=report)
+        write_latent(args.out, latent[:, :, 0], notes())
+        return latent[:, :, 0].shape
     count = None
     # Noise is drawn for the whole clip at once, and devices make parts of it.
     if args.seed is not None or ranks is not None or args.devices:
         count = sum(1 for _ in frames)
     with LatentWriter(args.out) as writer:
-        for latent in _made(args, ranks, vae, frames, count, report):
+        for latent in _made(args, ranks, vae, frames, False, count, report):
             writer.write(latent)
         # The rate is known only after all time stamps have been read.
-        noted = {"fps": str(args.fps or clip.fps), "frames": str(frames.read), **_sides(frames)}
-        writer.finish({**note_of(vae), **noted})
+        writer.finish(notes(fps=str(args.fps or clip.fps), frames=str(frames.read)))
     return writer.shape
-
-
-def _pictures(
-    args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, frames: Padded, report: Progress
-) -> torch.Size:
-    """Encode and write all pictures at once, as they are independent; return the latent's shape."""
-    from ..files.latents import write_latent
-    from ..latent_note import note_of
-
-    latent = _at_once(args, ranks, vae, frames, report)[:, :, 0]
-    write_latent(args.out, latent, {**note_of(vae), **_sides(frames)})
-    return latent.shape
-
-
-def _sides(frames: Padded) -> dict[str, str]:
-    return dict(zip(("height", "width"), map(str, frames.size), strict=True))
 
 
 def colours(vae: VideoVAE) -> int:

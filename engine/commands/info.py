@@ -58,17 +58,16 @@ def show(
     if vae is not None and weights is not None:
         raise InputError(f"--weights {weights}: a file is named too; give one of them")
     # Read the file first: if it cannot be used, only the error is printed.
-    architecture, config, about = None, None, []
+    architecture, config, about = None, None, ()
     if vae is not None:
         architecture, config, about = described(vae, norm_groups)
     elif weights is not None:
         architecture, config, about = published(weights)
     if card is not None:
-        where: Lines = lines(card, architecture, config, chosen)
+        print_facts((*lines(card, architecture, config, chosen), *about))
     else:
-        where = describe_hardware(survey(chosen))
-        about += [] if architecture is None else list(describe_kernels(architecture, config, chosen))
-    print_facts((*where, *about))
+        runs = describe_kernels(architecture, config, chosen) if architecture else ()
+        print_facts((*describe_hardware(survey(chosen)), *about, *runs))
     return 0
 
 
@@ -173,7 +172,7 @@ def describe_options(gpu: bool) -> Lines:
         yield "optimisation", f"{name} {why.replace(BY_DEFAULT, 'unless asked for')}"
 
 
-def described(path: Path, norm_groups: int | None) -> tuple[Architecture, Any, list[tuple[str, str]]]:
+def described(path: Path, norm_groups: int | None) -> tuple[Architecture, Any, Lines]:
     """Return a file's family, its configuration, and lines (name, text) about it.
 
     They describe the result of `load`, or the encoder where the file holds no decoder.
@@ -192,37 +191,32 @@ def described(path: Path, norm_groups: int | None) -> tuple[Architecture, Any, l
     if half is None:
         vae = load(checkpoint, precision="fp32", device="cpu", norm_groups=norm_groups)
         half = vae.architecture, vae.model.config
-    about = _describe_vae(*half, vae, path, parameters, names, types, norm_groups, stored)
-    return *half, list(about)
+    architecture, config = half
 
+    def about() -> Lines:
+        yield "file", f"{path} ({path.stat().st_size / (1 << 20):.1f} MiB)"
+        spatial = architecture.spatial * architecture.side
+        time = "of one picture" if architecture.still else f"and {architecture.temporal} frames"
+        yield "architecture", f"{architecture.name}, {spatial}x{spatial} pixels {time} per latent"
+        if (own := architecture.own) is not None:
+            yield "tiles", f"its own, of {own.size} pixels in sections of {own.frames} frames: part of the model"
+        scale = "the network's own" if architecture.scale == 1.0 else f"the network's times {architecture.scale}"
+        yield "latents", f"{config.latent_channels * architecture.side**2} channels, {scale}"
+        yield "encoder", _half(vae is None or vae.can_encode, config.encoder_widths, names, "encoder")
+        yield "decoder", _half(vae is not None, config.decoder_widths, names, "decoder")
+        if config.norm_groups is not None:
+            source = "named in the file" if stored is not None else "the usual number"
+            yield "norm groups", f"{config.norm_groups} ({'--norm-groups' if norm_groups else source})"
+        if vae is not None:
+            yield from describe_calibration(vae)
+        listed = ", ".join(f"{number} {name}" for name, number in types.most_common())
+        yield "weights", f"{parameters / 1e6:.1f} M in {len(names)} tensors, read as {listed}"
+        if vae is None:
+            yield "half a VAE", "without its decoder it is not run: use the file that holds both"
+        elif not vae.can_encode:
+            yield "half a VAE", "it decodes; to encode takes the file that holds both"
 
-def _describe_vae(
-    architecture: Architecture, config: Any, vae: VideoVAE | None, path: Path, parameters: int, names: list[str],
-    types: Counter[str], norm_groups: int | None, stored: str | None,
-) -> Lines:  # fmt: skip
-    """Yield the lines about a file. vae: None where it holds only an encoder. names: of its tensors. stored: the number
-    of norm groups that the file names."""
-    yield "file", f"{path} ({path.stat().st_size / (1 << 20):.1f} MiB)"
-    spatial = architecture.spatial * architecture.side
-    time = "of one picture" if architecture.still else f"and {architecture.temporal} frames"
-    yield "architecture", f"{architecture.name}, {spatial}x{spatial} pixels {time} per latent"
-    if (own := architecture.own) is not None:
-        yield "tiles", f"its own, of {own.size} pixels in sections of {own.frames} frames: they are part of the model"
-    scale = "the network's own" if architecture.scale == 1.0 else f"the network's times {architecture.scale}"
-    yield "latents", f"{config.latent_channels * architecture.side**2} channels, {scale}"
-    yield "encoder", _half(vae is None or vae.can_encode, config.encoder_widths, names, "encoder")
-    yield "decoder", _half(vae is not None, config.decoder_widths, names, "decoder")
-    if config.norm_groups is not None:
-        source = "--norm-groups" if norm_groups else "named in the file" if stored is not None else "the usual number"
-        yield "norm groups", f"{config.norm_groups} ({source})"
-    listed = ", ".join(f"{number} {name}" for name, number in types.most_common())
-    if vae is not None:
-        yield from describe_calibration(vae)
-    yield "weights", f"{parameters / 1e6:.1f} M in {len(names)} tensors, read as {listed}"
-    if vae is None:
-        yield "half a VAE", "without its decoder it is not run: use the file that holds both"
-    elif not vae.can_encode:
-        yield "half a VAE", "it decodes; to encode takes the file that holds both"
+    return architecture, config, about()
 
 
 def describe_calibration(vae: VideoVAE) -> Lines:

@@ -174,10 +174,20 @@ class Clip:
 
 
 def read_video(path: str | Path, max_frames: int | None = None) -> tuple[torch.Tensor, Fraction]:
-    """Return all frames of a Clip, or the first `max_frames`, as float32 [F, H, W, 3] in 0..1, and the frame rate.
+    """Return the frames of a video, a folder of images or one image, and the frame rate.
 
-    The float result is the peak of memory: the clip waits as the integers it was decoded to, which are freed while the
+    The result is the peak of memory: the clip waits as the integers that it was decoded to, which are freed while the
     result is filled.
+
+    Args:
+        path: of the file or folder.
+        max_frames: read no more than the first so many frames.
+
+    Returns:
+        float32 [F, H, W, 3] in 0..1, and frames per second (24 for images).
+
+    Raises:
+        InputError: nothing can be read there, or max_frames is below 1.
     """
     if max_frames is not None and max_frames < 1:
         raise InputError(f"max_frames is {max_frames}; it must be at least 1")
