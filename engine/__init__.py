@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 from .errors import Cancelled, CheckpointError, InputError, PlanError, ZeroWasteError
 
 if TYPE_CHECKING:
-    from .files.checkpoint import Checkpoint, read_checkpoint
-    from .files.media import read_video
-    from .files.mp4 import write_mp4
+    from .checkpoints import Checkpoint, read_checkpoint
     from .loader import demo_vae_path, load
+    from .media.clips import read_video
+    from .media.mp4 import write_mp4
     from .vae import VideoVAE
 
 _HOMES = {
-    "Checkpoint": ".files.checkpoint",
+    "Checkpoint": ".checkpoints",
     "VideoVAE": ".vae",
     "demo_vae_path": ".loader",
     "load": ".loader",
-    "read_checkpoint": ".files.checkpoint",
-    "read_video": ".files.media",
-    "write_mp4": ".files.mp4",
+    "read_checkpoint": ".checkpoints",
+    "read_video": ".media.clips",
+    "write_mp4": ".media.mp4",
 }
 
 __all__ = [

@@ -13,13 +13,13 @@ from torch import Tensor
 from . import log
 from .archs import Architecture, detect, find_key_set, kind_of
 from .archs.arch import holds
+from .checkpoints import Checkpoint, read_checkpoint, restore_shapes
+from .checkpoints.source import Source
 from .errors import CheckpointError, InputError
-from .files.checkpoint import Checkpoint, read_checkpoint, restore_shapes
-from .finite import all_finite
-from .orders import ORDERS
 from .precision.modes import MIXED, PRECISIONS
-from .precision.source import Source
-from .run.devices import numbered
+from .system.devices import numbered
+from .system.finite import all_finite
+from .system.orders import ORDERS
 from .vae import VideoVAE
 
 #: The precisions that `load` takes.

@@ -11,7 +11,7 @@ import torch
 from .errors import InputError
 from .kernels.cards import AUTO, checked
 from .kernels.targets import Target, has_fp8, target
-from .orders import ORDERS
+from .system.orders import ORDERS
 
 OFF = "switched off"
 #: The reason for toggles that are off until the user switches them on.

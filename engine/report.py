@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .memory import GIB
-from .run.devices import synchronize
+from .system.devices import synchronize
+from .system.memory import GIB
 
 #: Counted events -> their wording in a report.
 EVENTS = {

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import InputError
-from .finite import all_finite
-from .run.pixels import OUTPUTS
-from .run.tiles import check_tile
+from .network.tiles import check_tile
+from .runtime.pixels import OUTPUTS
+from .system.finite import all_finite
 
 if TYPE_CHECKING:
     from .network.program import Program

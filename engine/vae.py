@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import latent_note
-from .core import Core, no_check
-from .devices import several
-from .devices.ranks import Ranks
-from .devices.several import Devices
-from .devices.spread import Told
+from .distributed import several
+from .distributed.ranks import Ranks
+from .distributed.several import Devices
+from .distributed.spread import Told
 from .errors import InputError
+from .execution.core import Core, no_check
+from .execution.noise import noised
+from .execution.progress import Cancel, Progress
+from .execution.results import Finished, Kept, Stream
+from .execution.video import StreamVideo, TensorVideo
 from .face import Face, OldNames
+from .media import latent_note
+from .network.steps import UNKNOWN, Latents, Steps
 from .network.stream import frame_spans
+from .planning.plan import Plan
 from .request import Request, check_dense, check_frame, check_latent, check_out, check_part, check_seed, check_video
-from .run.noise import noised
-from .run.passes import UNKNOWN, Latents
-from .run.plan import Plan, Steps
-from .run.progress import Cancel, Progress
-from .run.results import Finished, Kept, Stream
-from .video import StreamVideo, TensorVideo
 
 #: The fewest results that a stream in blended tiles makes at once.
 BLOCK = 16

@@ -24,7 +24,7 @@ from ..engine.planning.fusable import availability
 from ..engine.precision.digest import digest
 from ..engine.precision.modes import MIXED
 from ..engine.report import Report
-from ..engine.run.scope import CUDNN_BENCHMARK
+from ..engine.runtime.scope import CUDNN_BENCHMARK
 from .frames import of_frames
 from .host import EngineVAE
 from .networks import SETTINGS, altered, patched, replaced

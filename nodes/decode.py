@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..engine import InputError
-from ..engine.files.mp4 import Mp4Writer
-from ..engine.files.mp4_format import CODECS, NO_ALPHA, PIXELS, Format
+from ..engine.media.mp4 import Mp4Writer
+from ..engine.media.mp4_format import CODECS, NO_ALPHA, PIXELS, Format
 from . import files, frames
 from .conversion import CONVERTED, engine_vae, host_decode
 from .encode import video_of

@@ -12,10 +12,11 @@ import torch
 from comfy_api.latest import InputImpl
 from torch import Tensor
 
-from ..engine import InputError, latent_note
+from ..engine import InputError
 from ..engine.archs import WORDS
-from ..engine.files.media import Clip
-from ..engine.files.sound import read_sound
+from ..engine.media import latent_note
+from ..engine.media.clips import Clip
+from ..engine.media.sound import read_sound
 from . import frames
 from .conversion import CONVERTED, engine_vae, host_encode
 from .host import EngineVAE, io

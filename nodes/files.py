@@ -13,9 +13,9 @@ import folder_paths
 
 from ..engine import Checkpoint, InputError, demo_vae_path, log, read_checkpoint
 from ..engine.archs import by_file, detect
-from ..engine.files.checkpoint.convert import Conversion
-from ..engine.files.checkpoint.quantize import PLAIN, TYPES
-from ..engine.files.checkpoint.reading import one_line
+from ..engine.checkpoints.convert import Conversion
+from ..engine.checkpoints.quantize import PLAIN, TYPES
+from ..engine.checkpoints.reading import one_line
 from ..engine.loader import stored_groups
 from .panel import KNOWN
 

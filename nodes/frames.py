@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..engine import InputError, VideoVAE, latent_note, log
+from ..engine import InputError, VideoVAE, log
 from ..engine.archs import Architecture
-from ..engine.memory import available_ram, in_gb
+from ..engine.media import latent_note
 from ..engine.request import check_dense, out_of_range
+from ..engine.system.memory import available_ram, in_gb
 
 #: The host's SeedVR2 sampler works on 2x2 patches of 8x8-pixel latents.
 SIZE_MULTIPLE = 16

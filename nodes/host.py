@@ -19,17 +19,18 @@ import torch
 from comfy_api.latest import ComfyExtension, io
 from torch import Tensor
 
-from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, latent_note, load, log
-from ..engine.memory import GIB
+from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
+from ..engine.media import latent_note
 from ..engine.network.hosted import moving_bytes
 from ..engine.options import TOGGLES, Options
 from ..engine.planning.fusable import availability
+from ..engine.planning.plan import Plan
 from ..engine.request import Request
-from ..engine.run.devices import empty_host_cache
-from ..engine.run.kept import KEPT
-from ..engine.run.pinned import POOL
-from ..engine.run.pixels import OUTPUTS
-from ..engine.run.plan import Plan
+from ..engine.runtime.kept import KEPT
+from ..engine.runtime.pinned import POOL
+from ..engine.runtime.pixels import OUTPUTS
+from ..engine.system.devices import empty_host_cache
+from ..engine.system.memory import GIB
 from .frames import Layout, strange, too_many
 from .networks import Direct, altered, patched
 from .panel import KNOWN, plan_facts, raised_facts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..engine import CheckpointError
 from ..engine.archs import WORDS
-from ..engine.files.media import read_video
 from ..engine.loader import demo_clip_path
+from ..engine.media.clips import read_video
 from . import conversion
 from .conversion import check_vae, with_scoped_settings
 from .files import DEMO, listed, path_of, vae_files

@@ -14,11 +14,10 @@ import torch
 
 from ..engine import InputError, PlanError, log
 from ..engine.archs import Architecture, by_file, colours_of
-from ..engine.devices.kinds import resolve
+from ..engine.distributed.kinds import resolve
 from ..engine.errors import Cancelled, ZeroWasteError
 from ..engine.kernels.cards import AUTO, CHOICES
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
-from ..engine.memory import GIB
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import Machine
 from ..engine.planning.choice import Choices
@@ -27,11 +26,12 @@ from ..engine.planning.fusable import why_no_8_bit, why_off
 from ..engine.planning.fused_walk import FusedWalk
 from ..engine.planning.make import make_planner, mode_of, switched_off
 from ..engine.planning.plain_walk import Torch
+from ..engine.planning.plan import Plan
 from ..engine.planning.planner import Planner
 from ..engine.precision.modes import MIXED, Mode
 from ..engine.request import OVERLAP, TILINGS, Request
-from ..engine.run.pixels import OUTPUTS
-from ..engine.run.plan import Plan
+from ..engine.runtime.pixels import OUTPUTS
+from ..engine.system.memory import GIB
 from ..engine.tuning import kept
 from ..engine.tuning.tune import tune, why_not
 from .reports import labelled

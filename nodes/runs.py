@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from ..engine import VideoVAE
-from ..engine.devices.kinds import resolve
-from ..engine.run.plan import Plan
+from ..engine.distributed.kinds import resolve
+from ..engine.planning.plan import Plan
 
 #: Seconds between two lines; each is a message to the browser.
 LINE_SECONDS = 0.25

@@ -6,7 +6,7 @@ import time
 
 from ..engine import Checkpoint, InputError
 from ..engine.archs import detect
-from ..engine.files.checkpoint import restore_shapes, save_checkpoint
+from ..engine.checkpoints import restore_shapes, save_checkpoint
 from . import files
 from .conversion import known, of_network
 from .files import DEFAULT_TYPE, SAVE_TYPES, describe

@@ -16,7 +16,7 @@ from ..engine.archs import DEFAULT
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.planning.budget import Machine
 from ..engine.planning.fusable import availability
-from ..engine.run.pinned import forbid
+from ..engine.runtime.pinned import forbid
 from .runs import PREVIEW_SIZE, Preview
 from .settings import obey
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..engine import InputError, log
-from ..engine.memory import GIB
-from ..engine.orders import ORDERS, Orders
 from ..engine.request import OVERLAP, TILINGS, usual_overlap
+from ..engine.system.memory import GIB
+from ..engine.system.orders import ORDERS, Orders
 
 #: The default of the widgets; a user who leaves it means the engine's own default.
 DEFAULT_OVERLAP = OVERLAP

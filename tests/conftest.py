@@ -21,9 +21,9 @@ from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import load
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
-from zerowaste_vae.engine.run.kept import KEPT
-from zerowaste_vae.engine.run.pinned import POOL
-from zerowaste_vae.engine.run.weights import Conv
+from zerowaste_vae.engine.runtime.kept import KEPT
+from zerowaste_vae.engine.runtime.pinned import POOL
+from zerowaste_vae.engine.runtime.weights import Conv
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = Path(__file__).resolve().parent / "fixtures"

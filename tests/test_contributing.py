@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from zerowaste_vae import load
-from zerowaste_vae.engine.run import run
+from zerowaste_vae.engine.runtime import run
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = "".join((ROOT / page).read_text("utf-8") for page in ("CONTRIBUTING.md", "docs/architecture.md"))
@@ -27,7 +27,7 @@ def test_files_that_are_named_are_there():
 
 def test_the_way_from_a_decode_to_the_kernel(vae_file, noise, monkeypatch):
     """As a stack has it up to the call of the kernels, and from there as their sources have it."""
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     stacks, conv3d = [], run.conv3d
 
     def observed(*args, **options):

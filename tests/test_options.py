@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Fast modules of four tests or more.
-MODULES = ["tests/engine/kernels/test_exact.py", "tests/engine/test_hardware.py"]
+MODULES = ["tests/engine/kernels/test_exact.py", "tests/engine/system/test_hardware.py"]
 
 
 def run(*options):

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from zerowaste_vae.engine.archs import ARCHITECTURES, by_name
 from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.cli import COMMANDS, main
-from zerowaste_vae.engine.files.latents import write_latent
-from zerowaste_vae.engine.files.mp4 import write_mp4
-from zerowaste_vae.engine.files.pngs import write_png
+from zerowaste_vae.engine.media.latents import write_latent
+from zerowaste_vae.engine.media.mp4 import write_mp4
+from zerowaste_vae.engine.media.pngs import write_png
 
 from .engine.archs.small import WHOLE
 
@@ -103,6 +103,21 @@ def test_public_names_exist():
             _ = module.no_such_name
 
 
+def test_old_import_paths_of_the_documentation_work():
+    code = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from zerowaste_vae.engine.files.media import read_video
+    from zerowaste_vae.engine.files.mp4 import write_mp4
+import zerowaste_vae
+assert read_video is zerowaste_vae.read_video and write_mp4 is zerowaste_vae.write_mp4
+print([(w.category.__name__, w.filename) for w in caught if "engine.files" in str(w.message)])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[('DeprecationWarning', '<string>')]"
+
+
 def test_readme_begins_for_users_of_comfyui():
     """The one sentence, how to install it, then which node to use when; all else comes later, and there is not much."""
     assert README.split("\n\n")[1].startswith("**In ComfyUI: replace VAE Decode by Zero-Waste VAE Decode. Done.**")
@@ -174,7 +189,7 @@ def options_of(parser):
 
 def parser_of(command):
     parser = argparse.ArgumentParser()
-    import_module(f"zerowaste_vae.engine.commands.{command}").add_parser(parser.add_subparsers())
+    import_module(f"zerowaste_vae.engine.cli.{command}").add_parser(parser.add_subparsers())
     return parser
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from zerowaste_vae import demo_vae_path
 from zerowaste_vae.engine.archs import ARCHITECTURES, Architecture, detect
-from zerowaste_vae.engine.files.checkpoint import read_checkpoint
+from zerowaste_vae.engine.checkpoints import read_checkpoint
 from zerowaste_vae.engine.kernels.cards import FORMS
 from zerowaste_vae.engine.kernels.prebuilt.keys import Key, key
 from zerowaste_vae.engine.kernels.targets import Target, prebuilt

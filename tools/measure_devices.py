@@ -28,7 +28,7 @@ from torch import Tensor
 from zerowaste_vae import VideoVAE, load
 from zerowaste_vae.engine.archs import by_name
 from zerowaste_vae.engine.bench.subject import check_size, copy_of, noise_latent, random_checkpoint
-from zerowaste_vae.engine.devices.ranks import Ranks, joined, under_torchrun
+from zerowaste_vae.engine.distributed.ranks import Ranks, joined, under_torchrun
 from zerowaste_vae.engine.errors import ZeroWasteError
 from zerowaste_vae.engine.planning.shares import duration, leads_of, split
 

@@ -23,15 +23,8 @@ from torch import Tensor
 from zerowaste_vae.engine import VideoVAE, demo_vae_path, load, read_checkpoint
 from zerowaste_vae.engine.bench import metrics
 from zerowaste_vae.engine.bench.subject import PUBLISHED, copy_of, noise_video, random_checkpoint
-from zerowaste_vae.engine.errors import ZeroWasteError
-from zerowaste_vae.engine.kernels import targets
-from zerowaste_vae.engine.kernels.conv3d import dispatch
-from zerowaste_vae.engine.network.fused import fuse
-from zerowaste_vae.engine.operands.forms import Operands
-from zerowaste_vae.engine.operands.policy import Policy, eligible
-from zerowaste_vae.engine.precision.mixed import Mixed
-from zerowaste_vae.engine.precision.modes import Mode
-from zerowaste_vae.engine.precision.sampling import (
+from zerowaste_vae.engine.calibration.mixed import Mixed
+from zerowaste_vae.engine.calibration.sampling import (
     Saturation,
     decibel,
     decode,
@@ -40,8 +33,15 @@ from zerowaste_vae.engine.precision.sampling import (
     mse,
     video_samples,
 )
-from zerowaste_vae.engine.precision.trials import Trials
-from zerowaste_vae.engine.run.scope import scoped_math
+from zerowaste_vae.engine.calibration.trials import Trials
+from zerowaste_vae.engine.errors import ZeroWasteError
+from zerowaste_vae.engine.kernels import targets
+from zerowaste_vae.engine.kernels.conv3d import dispatch
+from zerowaste_vae.engine.network.fused import fuse
+from zerowaste_vae.engine.precision.forms import Operands
+from zerowaste_vae.engine.precision.modes import Mode
+from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.runtime.scope import scoped_math
 
 MODES = "fp16,fp16_fast,fp8,int8,auto"
 

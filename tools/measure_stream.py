@@ -25,9 +25,9 @@ from zerowaste_vae import VideoVAE, load
 from zerowaste_vae.engine.archs import by_name
 from zerowaste_vae.engine.bench.calls import resident_bytes
 from zerowaste_vae.engine.bench.subject import check_size, noise_latent, random_checkpoint
+from zerowaste_vae.engine.checkpoints import Checkpoint
 from zerowaste_vae.engine.errors import ZeroWasteError
-from zerowaste_vae.engine.files.checkpoint import Checkpoint
-from zerowaste_vae.engine.files.mp4 import Format, Mp4Writer
+from zerowaste_vae.engine.media.mp4 import Format, Mp4Writer
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..network.own_tiles import OwnTiles
 from ..network.packing import SIDE, PackedLatents
 from ..network.plain import Network
 from ..network.program import Program
-from ..run.own_tiles import OwnTiles
 
 Shapes = Mapping[str, tuple[int, ...]]
 #: Channels of a network's levels, from full to lowest resolution.

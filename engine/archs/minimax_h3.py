@@ -14,9 +14,9 @@ from ..network.ops.resnet import Names, Res
 from ..network.ops.statistics import Standardise
 from ..network.ops.strided_down import StridedDown
 from ..network.ops.tokens import Tokens
+from ..network.own_tiles import OwnTiles
 from ..network.program import STEP, TILES, Program, Step, Style
 from ..network.tiled import TiledProgram
-from ..run.own_tiles import OwnTiles
 from .arch import (
     DEFAULT_GROUPS,
     Architecture,

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from ..files.media import read_video
+from ..media.clips import read_video
 from ..vae import VideoVAE
 from . import metrics
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..hardware import survey
+from ..system.hardware import survey
 from ..tuning import kept
 
 #: Names of nvidia-smi's figures, and their names in a report.

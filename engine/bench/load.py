@@ -12,7 +12,7 @@ import torch
 
 from ..errors import ZeroWasteError
 from ..loader import load
-from ..memory import GIB
+from ..system.memory import GIB
 from .calls import settle, synchronize
 from .peers import one_line
 

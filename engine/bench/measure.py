@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..archs import detect
+from ..checkpoints import Checkpoint
 from ..errors import CheckpointError, InputError, PlanError, ZeroWasteError
-from ..files.checkpoint import Checkpoint
 from ..loader import load
 from ..network.program import Program
 from ..vae import VideoVAE

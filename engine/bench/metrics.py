@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import InputError
-from ..run.tiles import check_tile, grid
+from ..network.tiles import check_tile, grid
 
 #: Pixels over which the difference is averaged before steps and jumps are taken.
 BLOCK = 16

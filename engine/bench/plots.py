@@ -87,7 +87,7 @@ def write_png(figure: Figure, path: Path) -> None:
     """Write a figure in light colours, whole or not at all. Raises OSError."""
     from matplotlib import rc_context
 
-    from ..files.writing import replacing
+    from ..system.writing import replacing
 
     with replacing(path) as temporary, rc_context(_SETTINGS):
         figure.savefig(temporary, format="png", dpi=200)

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..execution import own_clip
+from ..execution.guard import Guard
+from ..execution.own_halves import FusedTileHalf
+from ..execution.progress import Ticker
 from ..kernels.observe import watching
 from ..network.fused import fuse
 from ..network.stream import frame_spans
-from ..own_halves import FusedTileHalf
-from ..run import own_clip
-from ..run.guard import Guard
-from ..run.progress import Ticker
 from ..vae import VideoVAE
 from .rows import word
 from .timing import copy_rate, matrix_rate

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..archs import ARCHITECTURES, DEFAULT, Architecture, by_name
 from ..archs.arch import Draws
+from ..checkpoints import Checkpoint, read_checkpoint
 from ..errors import InputError
-from ..files.checkpoint import Checkpoint, read_checkpoint
 from ..loader import demo_vae_path
 
 #: The sizes of the published VAE of the first family.

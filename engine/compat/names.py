@@ -23,16 +23,16 @@ from .. import log
 from ..archs import detect
 from ..archs.seedvr2 import ARCHITECTURE as SEEDVR2
 from ..bench.subject import noise_latent
+from ..checkpoints import Checkpoint
 from ..errors import InputError, PlanError
 from ..face import summary
-from ..files.checkpoint import Checkpoint
-from ..hardware import survey
 from ..loader import PRECISIONS, auto_precision, load
-from ..memory import GIB
 from ..options import DEFAULTS, TOGGLES
 from ..planning.budget import Limits
 from ..planning.fusable import availability
 from ..request import Request
+from ..system.hardware import survey
+from ..system.memory import GIB
 from ..vae import VideoVAE
 from . import modules
 from .modules import checkpoint_blocks, own_engine, torch_module

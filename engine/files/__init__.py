@@ -1,1 +1,13 @@
-"""Files: weights in any dialect (checkpoint/), clips and images (media), latents, and writing without leftovers."""
+"""Old import paths of `read_video` and `write_mp4`: `engine.files.media` and `engine.files.mp4`."""
+
+import sys
+import warnings
+
+from ..media import clips as media
+from ..media import mp4
+
+warnings.warn(
+    "engine.files is gone: import read_video and write_mp4 from the package itself", DeprecationWarning, stacklevel=2
+)
+# An import looks here before it looks for a file.
+sys.modules |= {f"{__name__}.media": media, f"{__name__}.mp4": mp4}

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.conv3d import Partials
-from ..operands.forms import Operands
 from ..options import Options
-from ..run.run import Run
+from ..precision.forms import Operands
+from ..runtime.run import Run
 from .program import Size, Step
 from .rolling import layers_of_both, through_both
 

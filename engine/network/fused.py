@@ -12,17 +12,17 @@ from torch import Tensor
 
 from ..kernels.conv3d import Partials
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
-from ..operands.forms import Operands
 from ..options import DEFAULTS, Options
-from ..run.parking import Parking
-from ..run.run import Run
-from ..run.sections import frames_of
+from ..precision.forms import Operands
+from ..runtime.parking import Parking
+from ..runtime.run import Run
 from .chain import Link, Result, given, pack_chain, sizes, take, through
 from .hosted import lent
 from .ops import attention
 from .packed import tensor_bytes
 from .plain import Half
 from .program import Size
+from .steps import frames_of
 
 #: Tiles are clamped after they are blended.
 UNCLAMPED = Pixels(UNIT.gain, UNIT.offset, float("-inf"), float("inf"))

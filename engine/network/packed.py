@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from ..kernels.conv3d import pack_planes, pack_weight
 from ..kernels.conv3d.winograd import takes
 from ..kernels.norm_act import Norm
-from ..operands.forms import Balancer, Form, Operands
-from ..run.weights import Conv
+from ..precision.forms import Balancer, Form, Operands
+from ..runtime.weights import Conv
 
 #: Convolutions of at most this many products per position and tap also keep weights for a clip's first two frames: the
 #: convolutions at 4x and 8x of the published SeedVR2 decoder are two thirds of its work and, in fp16, 30 of 246 MB.

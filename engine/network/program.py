@@ -17,9 +17,9 @@ from .state import State
 
 if TYPE_CHECKING:
     from ..kernels.conv3d import Partials
-    from ..operands.forms import Operands
     from ..options import Options
-    from ..run.run import Run
+    from ..precision.forms import Operands
+    from ..runtime.run import Run
 
 Head = Literal["replicate", "zero"]
 Border = Literal["zero", "replicate", "reflect"]

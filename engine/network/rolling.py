@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..kernels.conv3d import Geometry, Partials
-from ..run.arena import ALIGN
-from ..run.rolling import Layer, rolled, rolls
-from ..run.run import Run
-from ..run.weights import Conv
+from ..runtime.arena import ALIGN
+from ..runtime.rolling import Layer, rolled, rolls
+from ..runtime.run import Run
+from ..runtime.weights import Conv
 from .program import Size, Step
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
@@ -91,3 +92,10 @@ def grouped(x: torch.Tensor, state: State | None, key: str, every: int) -> torch
     if state is not None:
         state.keep(key, x[:, :, ready:])
     return x[:, :, :ready]
+
+
+def drawn(seed: int, place: str, *shape: int) -> torch.Tensor:
+    """Draw normal float32 values on the CPU, the same on every machine. place: their purpose, as text."""
+    digest = hashlib.sha256(f"{seed} {place}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.randn(shape, generator=generator)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ..run.own_tiles import OwnTiles
+from .own_tiles import OwnTiles
 from .program import Program, Work
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from ..kernels.observe import observed
 from ..kernels.targets import FP8
 from ..kernels.tokens import LIMITS, gated, normalised, rotated, rounded, summed
-from ..run.pinned import staged
-from ..run.run import Run
+from ..runtime.pinned import staged
+from ..runtime.run import Run
 from .ops.tokens import EPS, Layer, Tokens, turns
 from .plain import Half
 

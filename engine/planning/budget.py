@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..memory import GIB, available_ram
-from ..orders import ORDERS
 from ..request import Request
-from ..run.pinned import POOL
-from ..run.plan import Plan
+from ..runtime.pinned import POOL
+from ..system.memory import GIB, available_ram
+from ..system.orders import ORDERS
+from .plan import Plan
 
 #: Default target as a part of the whole card, when the user names none: 13 of 16 GB.
 DEFAULT_SHARE = 0.8125

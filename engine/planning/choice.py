@@ -12,7 +12,6 @@ import torch
 
 from .. import log
 from ..archs import Architecture
-from ..hardware import cores
 from ..kernels.cards import TRITON
 from ..kernels.prebuilt.launch import preload
 from ..kernels.prebuilt.library import SetError, library
@@ -20,6 +19,7 @@ from ..kernels.probe import give_up, works
 from ..kernels.targets import Target, projected, ways, without_kernels
 from ..options import Options
 from ..precision.modes import Mode
+from ..system.hardware import cores
 from .fused_walk import FusedWalk
 from .launches import missing, needs, use_id
 

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from ..run.parking import Parking
-from ..run.plan import Steps
-from ..run.run import Run
+from ..network.steps import Steps
+from ..runtime.parking import Parking
+from ..runtime.run import Run
 
 #: Sizes of a parked history's buffer on the GPU: tall bands take fewer calls, low ones save memory.
 BAND_BYTES = (384 << 20, 128 << 20)

@@ -14,18 +14,19 @@ from ..archs import Architecture, colours_of
 from ..kernels.attention import reference
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
 from ..network.program import Program
-from ..operands.forms import Operands
-from ..operands.policy import EXACT, Policy
 from ..options import Options
-from ..run.graphs import GRAPH_BYTES, one_step
-from ..run.memory import RESERVE_BYTES
-from ..run.parking import Parking
-from ..run.run import Run
+from ..precision.forms import Operands
+from ..precision.policy import EXACT, Policy
+from ..runtime.graphs import GRAPH_BYTES
+from ..runtime.memory import RESERVE_BYTES
+from ..runtime.parking import Parking
+from ..runtime.run import Run
 from .cost import Rates, Sizes
 from .dryrun import peak_bytes
 from .fusable import half_not_fused
 from .layouts import ByRules
 from .meta import meta_model
+from .plan import one_step
 
 #: Bytes that operators allocate themselves in addition to the sums that a dry run counts (coefficients of norms,
 #: scales, a library's small buffers), with the reserve that a run keeps for them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..run.tiles import Grid
+from ..network.tiles import Grid
 
 #: Sizes that are guessed from the bytes of others, before the search goes on by bisection.
 GUESSES = 5

@@ -28,10 +28,10 @@ from ..network.fused import FusedDecoder, FusedEncoder
 from ..network.plain import Half
 from ..network.program import Program
 from ..network.tokens import TokenNetwork
-from ..operands.policy import EXACT, MIN_CHANNELS, Policy, Range
 from ..options import Options
-from ..run.parking import Parking
-from ..run.run import Run
+from ..precision.policy import EXACT, MIN_CHANNELS, Policy, Range
+from ..runtime.parking import Parking
+from ..runtime.run import Run
 from .fused_walk import FusedWalk
 from .meta import meta_model
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from ..archs import Architecture
+from ..calibration.mixed import Mixed
 from ..options import OFF, Options
-from ..orders import ORDERS
-from ..precision.mixed import Mixed
 from ..precision.modes import MIXED, Mode, resolve
 from ..precision.scaled import scaled_mode
 from ..precision.store import Store
+from ..system.orders import ORDERS
 from .choice import Choices
 from .cost import Rates
 from .fused_walk import FusedWalk

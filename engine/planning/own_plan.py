@@ -12,21 +12,22 @@ import torch
 
 from .. import log
 from ..errors import PlanError
-from ..memory import in_gb
 from ..network.ops.tokens import Tokens
+from ..network.own_tiles import OwnTiles, Span
 from ..network.plain import Network
+from ..network.steps import Steps
 from ..network.tiled import TiledProgram
+from ..network.tiles import grid
 from ..network.tokens import BUFFERS, KINDS, planned, tiles_together, tokens_of, wide_of
 from ..request import Request
-from ..run.graphs import GRAPH_BYTES, why_none
-from ..run.memory import RESERVE_BYTES
-from ..run.own_tiles import OwnTiles, Span
-from ..run.plan import Own, Plan, Steps
-from ..run.tiles import grid
+from ..runtime.graphs import GRAPH_BYTES
+from ..runtime.memory import RESERVE_BYTES
+from ..system.memory import in_gb
 from . import refusals
 from .budget import Limits
 from .fused_walk import FusedWalk
 from .plain_walk import PlainWalk, Torch, roomy
+from .plan import Own, Plan, why_none
 
 #: Number of tiles whose products take longer than the copy of a layer's weights: 0.4 ms for each tile on an H200,
 #: against 2.7 ms at 50 GB/s, by arithmetic.

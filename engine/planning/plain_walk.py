@@ -18,13 +18,14 @@ from ..kernels.exact import as_products
 from ..network.plain import Half
 from ..network.program import TILES, Program, Step
 from ..network.state import State
+from ..network.steps import Steps
 from ..network.stream import decode_features, decode_frames, encode_features, encode_moments, frame_spans, split
-from ..run.devices import keeps_blocks
-from ..run.pixels import to_network
-from ..run.plan import Plan, Steps
-from ..run.scope import attention_scope
+from ..runtime.pixels import to_network
+from ..runtime.scope import attention_scope
+from ..system.devices import keeps_blocks
 from .dryrun import PeakMemory, peak_bytes, unseen
 from .meta import meta_model
+from .plan import Plan
 from .repeated import Known, repeated
 
 Size = tuple[int, int]

@@ -13,13 +13,13 @@ import torch
 
 from .. import log
 from ..errors import PlanError
-from ..memory import in_gb
 from ..network.plain import Network
 from ..network.program import Program
+from ..network.steps import Steps
+from ..network.tiles import Grid, grid, shrinking
 from ..request import Request, check_frame
-from ..run.parking import Parking
-from ..run.plan import Plan, Steps
-from ..run.tiles import Grid, grid, shrinking
+from ..runtime.parking import Parking
+from ..system.memory import in_gb
 from . import refusals
 from .ask import Ask
 from .besides import besides
@@ -30,6 +30,7 @@ from .largest import largest
 from .meta import meta_model
 from .own_plan import OwnPlanner
 from .plain_walk import PlainWalk, Torch, keeps, roomy
+from .plan import Plan
 
 #: Chunks longer than this gain nothing but need more memory.
 MAX_LATENTS = 4

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..network.program import Program, Size
+from ..network.steps import UNKNOWN, frames_of, latent_of
 from ..network.tiled import TiledProgram
-from ..run.passes import UNKNOWN
-from ..run.sections import frames_of, latent_of
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""8-bit operands and fp16 sums: which convolutions take them, how they are scaled, and what that costs in dB."""
+"""Precisions: which convolutions read 8-bit operands, their scales, packed weights and the store of both."""

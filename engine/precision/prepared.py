@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from .. import log
-from ..files.writing import stamp, write_tensors
-from ..operands.forms import Operands
-from ..run.arena import ALIGN
-from ..run.devices import empty_device_cache, gaps
-from ..run.pressure import out_of_memory
+from ..runtime.arena import ALIGN
+from ..runtime.pressure import out_of_memory
+from ..system.devices import empty_device_cache, gaps
+from ..system.writing import stamp, write_tensors
 from .digest import digest
+from .forms import Operands
 from .store import say_unkept
 
 #: Part of every recipe: raise it when packing changes.

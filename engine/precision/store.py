@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import log
-from ..files.writing import replacing
+from ..system.writing import replacing
 from .table import Table
 
 #: Version of the files. Tables of other versions are ignored and measured again.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..operands.policy import WIDEST, Policy, Ranges, ranges_as_dict, ranges_from_dict, united
+from .policy import WIDEST, Policy, Ranges, ranges_as_dict, ranges_from_dict, united
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 
 from .. import log
-from ..files.writing import write_json
 from ..kernels.cards import FORMS, TRITON
 from ..kernels.conv3d.schedules import Schedule
 from ..kernels.conv3d.tuned import Kind, offer
 from ..kernels.targets import Target, capabilities, prebuilt, target, triton_version
 from ..planning.cost import Rates
 from ..precision.store import cache_folder, say_unkept
+from ..system.writing import write_json
 from .candidates import candidates
 
 FORMAT = 1

@@ -11,7 +11,7 @@ from typing import Any
 from ..kernels.conv3d.tuned import Kind
 from ..kernels.targets import Target
 from ..planning.fused_walk import FusedWalk
-from ..run.memory import Call
+from ..runtime.memory import Call
 
 #: Pixels (height, width) of the frames whose layers are tuned: the lowest planes of the second are small ones.
 SIZES = ((720, 1280), (368, 640))

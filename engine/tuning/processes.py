@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from .. import log
-from ..hardware import cores
 from ..kernels.cards import AUTO, VARIABLE
 from ..kernels.conv3d.schedules import Schedule
-from ..memory import available_ram
+from ..system.hardware import cores
+from ..system.memory import available_ram
 from .layers import Layer
 from .search import PULSE
 from .worker import as_ask

@@ -15,8 +15,8 @@ from ..kernels.conv3d.tuned import Kind
 from ..kernels.probe import proven
 from ..kernels.targets import Target
 from ..planning.fused_walk import FusedWalk
-from ..run.devices import empty_device_cache
-from ..run.kept import KEPT
+from ..runtime.kept import KEPT
+from ..system.devices import empty_device_cache
 from . import kept
 from .candidates import candidates, table
 from .kept import Tuning

@@ -14,8 +14,8 @@ from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
 from zerowaste_vae.engine.kernels.targets import triton_version
 from zerowaste_vae.engine.planning.choice import Choices
 
+from .execution.own_processes import PROCESSES, python
 from .kernels.checks import PARTS, check
-from .run.own_processes import PROCESSES, python
 from .warm_kernels import CELLS
 
 CHECKS = "test_kernels_gpu.py"

@@ -15,9 +15,9 @@ import torch
 from zerowaste_vae import demo_vae_path, load
 from zerowaste_vae.engine.archs import Architecture, KeySet
 from zerowaste_vae.engine.bench.calls import resident_bytes
-from zerowaste_vae.engine.files.latents import LatentFile, LatentWriter
-from zerowaste_vae.engine.files.media import Clip
-from zerowaste_vae.engine.files.mp4 import Format, Mp4Writer
+from zerowaste_vae.engine.media.clips import Clip
+from zerowaste_vae.engine.media.latents import LatentFile, LatentWriter
+from zerowaste_vae.engine.media.mp4 import Format, Mp4Writer
 from zerowaste_vae.engine.network.ops.conv import Conv
 from zerowaste_vae.engine.network.ops.ends import Moments, Patches, Pixels
 from zerowaste_vae.engine.network.ops.norm import Length

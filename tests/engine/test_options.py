@@ -92,7 +92,7 @@ def test_what_a_run_does_not_use(monkeypatch):
 
 @pytest.fixture
 def fused_vae(vae_file, monkeypatch):
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     return load(vae_file, device="cpu")
 
 

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 from zerowaste_vae import Cancelled, PlanError
-from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.report import EVENTS, Report
+from zerowaste_vae.engine.system.memory import GIB
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_decode_and_encode_leave_a_report(fresh, noise):
 
 
 def test_packing_has_its_own_time_and_is_done_once(fresh, noise, monkeypatch):
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     for stages in (["plan", "weights", "decode"], ["plan", "decode"]):
         fresh.decode(noise(1, 16, 1, 2, 2))
         assert list(fresh.last_report.seconds) == stages

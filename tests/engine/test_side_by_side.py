@@ -4,8 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from .conftest import CHECKS, compile_one, jobs, run_own
+from .execution.own_processes import PROCESSES
 from .kernels.checks import PARTS
-from .run.own_processes import PROCESSES
 from .warm_kernels import CELLS
 
 

@@ -239,7 +239,7 @@ def test_bad_output_name(vae, noise):
 
 @pytest.fixture
 def fused_vae(vae_file, monkeypatch):
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     return load(vae_file, device="cpu")
 
 

@@ -49,7 +49,7 @@ FREED = """
 import comfy.model_management as mm
 import torch
 from zerowaste_vae.engine.options import Options
-from zerowaste_vae.engine.run.pinned import POOL
+from zerowaste_vae.engine.runtime.pinned import POOL
 from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.settings import Settings
 vae = conversion.from_file(vae_file, "auto", None, Settings())
@@ -98,7 +98,7 @@ print("kept")
 
 GRAPHS = """
 import torch
-from zerowaste_vae.engine.run.kept import KEPT
+from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.settings import Settings
 
@@ -252,7 +252,7 @@ print("the same frames")
 """
 
 PINNED = """
-from zerowaste_vae.engine.run import pinned
+from zerowaste_vae.engine.runtime import pinned
 from zerowaste_vae.nodes.services import machine
 assert not pinned._forbidden
 machine()

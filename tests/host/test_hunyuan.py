@@ -93,7 +93,7 @@ def test_their_networks_are_ours(theirs, monkeypatch):
         both = torch.cat((z, z.flip(3)), 2)  # two pictures know nothing of each other
         close(vae.decode_raw(both)[:, :, :1], decoded)
         return
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     pictures = x.permute(0, 2, 3, 4, 1).mul(0.5).add(0.5)
     close(vae.encode(pictures, any_range=True), encoded)
     close(vae.decode(z).mul(2).sub(1), decoded.clamp(-1, 1).permute(0, 2, 3, 4, 1))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine.archs import kl
-from zerowaste_vae.engine.files.mp4 import write_mp4
+from zerowaste_vae.engine.media.mp4 import write_mp4
 
 pytestmark = pytest.mark.host
 

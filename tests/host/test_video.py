@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from zerowaste_vae.engine.files.media import read_video
-from zerowaste_vae.engine.files.mp4 import write_mp4
-from zerowaste_vae.engine.files.sound import read_sound
+from zerowaste_vae.engine.media.clips import read_video
+from zerowaste_vae.engine.media.mp4 import write_mp4
+from zerowaste_vae.engine.media.sound import read_sound
 
 pytestmark = pytest.mark.host
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae.engine import Checkpoint, InputError, load, read_checkpoint
-from zerowaste_vae.engine.files.checkpoint import save_checkpoint
+from zerowaste_vae.engine.checkpoints import save_checkpoint
 
 # ComfyUI's, which these tests need nothing of.
 sys.modules.setdefault("folder_paths", ModuleType("folder_paths"))

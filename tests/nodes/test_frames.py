@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from zerowaste_vae.engine import InputError, latent_note
+from zerowaste_vae.engine import InputError
 from zerowaste_vae.engine.archs import ARCHITECTURES, DEFAULT
+from zerowaste_vae.engine.media import latent_note
 from zerowaste_vae.nodes.frames import (
     ANY_VAE,
     VAE_NOTE,

@@ -20,7 +20,7 @@ ENGINE = """
 import sys, torch
 from types import ModuleType
 sys.modules["folder_paths"] = ModuleType("folder_paths")
-import zerowaste_vae.engine.vae, zerowaste_vae.engine.loader, zerowaste_vae.engine.files.checkpoint
+import zerowaste_vae.engine.vae, zerowaste_vae.engine.loader, zerowaste_vae.engine.checkpoints
 import zerowaste_vae.nodes.panel, zerowaste_vae.nodes.runs, zerowaste_vae.nodes.files
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"triton", "av", "matplotlib", "comfy_kitchen"}))
 print(torch.cuda.is_initialized())

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from zerowaste_vae.engine.run.plan import Plan, Steps
-from zerowaste_vae.engine.run.tiles import grid
+from zerowaste_vae.engine.network.steps import Steps
+from zerowaste_vae.engine.network.tiles import grid
+from zerowaste_vae.engine.planning.plan import Plan
 from zerowaste_vae.nodes import runs
 from zerowaste_vae.nodes.runs import others
 

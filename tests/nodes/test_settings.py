@@ -8,13 +8,13 @@ import pytest
 import torch
 from zerowaste_vae import demo_vae_path, load
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.options import DEFAULTS, TOGGLES, Place
-from zerowaste_vae.engine.orders import ORDERS, Orders
 from zerowaste_vae.engine.planning import make
 from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.precision.modes import resolve
 from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.system.memory import GIB
+from zerowaste_vae.engine.system.orders import ORDERS, Orders
 from zerowaste_vae.nodes.settings import Settings, from_widgets, obey, orders_of
 
 OPTIMIZE = Settings(tiling="blended", tile=320, overlap=32, chunk=2, vram_gb=8)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ...kernels.conv3d import Partials, Weight, pack_weight
 from ...kernels.duplicate import duplicate
-from ...operands.forms import Operands
 from ...options import Options
-from ...run.run import Run
-from ...run.weights import Conv
+from ...precision.forms import Operands
+from ...runtime.run import Run
+from ...runtime.weights import Conv
 from ..chain import Link, given, pack_chain, through
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.conv3d import Partials
-from ...operands.forms import Operands
 from ...options import Options
-from ...run.run import Run
-from ...run.weights import Attention as Packed
+from ...precision.forms import Operands
+from ...runtime.run import Run
+from ...runtime.weights import Attention as Packed
 from ..packed import norm_of
 from ..program import CAUSAL, Size, Style, Taps, Work
 from ..state import State

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels import norm_act
-from ...operands.forms import Operands
 from ...options import Options
-from ...run.noise import drawn
+from ...precision.forms import Operands
 from ..program import Style
-from ..state import State
+from ..state import State, drawn
 from ..tree import graft
 from . import ends, resnet
 from .norm import Norm

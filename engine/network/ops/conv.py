@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ...kernels import exact
 from ...kernels.conv3d import Partials
 from ...kernels.precision import tf32_asked
-from ...operands.forms import Operands
 from ...options import Options
-from ...run.run import Run
-from ...run.weights import Conv as Packed
+from ...precision.forms import Operands
+from ...runtime.run import Run
+from ...runtime.weights import Conv as Packed
 from ..packed import conv_of
 from ..program import CAUSAL, Border, Size, Step, Style, Taps, Work
 from ..state import State

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.conv3d import Geometry, Partials, pack_weight
-from ...operands.forms import Operands
 from ...options import Options
-from ...run.run import COPY, Run
-from ...run.weights import Conv
+from ...precision.forms import Operands
+from ...runtime.run import COPY, Run
+from ...runtime.weights import Conv
 from ..program import CAUSAL, Size, Style, Taps, Work
 from ..state import State, grouped
 from .conv import Between, ClipConv, OneConv, conv_work, styled, taps_of

@@ -15,10 +15,10 @@ from ...kernels import norm_act
 from ...kernels.conv3d import Partials, pack_weight
 from ...kernels.to_pixels import MOST_OUTPUTS, columns_weight
 from ...kernels.to_pixels import Pixels as Form
-from ...operands.forms import Operands
 from ...options import Options
-from ...run.run import Run
-from ...run.weights import Conv, Output
+from ...precision.forms import Operands
+from ...runtime.run import Run
+from ...runtime.weights import Conv, Output
 from ..packed import clip_kernel, conv_of, norm_of
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State

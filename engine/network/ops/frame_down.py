@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ...kernels.conv3d import Geometry, Partials, pack_weight
 from ...kernels.precision import exact_math
-from ...operands.forms import Operands
 from ...options import Options
-from ...run.run import COPY, Run
-from ...run.weights import Conv
+from ...precision.forms import Operands
+from ...runtime.run import COPY, Run
+from ...runtime.weights import Conv
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
 from .conv import ClipConv, FrameConv, OneConv, conv_work

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ...kernels.conv3d import Partials
-from ...operands.forms import Operands
 from ...options import Options
-from ...run.run import Run
+from ...precision.forms import Operands
+from ...runtime.run import Run
 from ..program import CAUSAL, Size, Style, Work
 from ..state import State
 from .conv import Matrix, conv_work

@@ -13,11 +13,11 @@ from ...kernels.conv3d import Geometry, Partials, pack_weight, padded_channels
 from ...kernels.conv3d.types import QUANT_MAX, quantiser
 from ...kernels.norm_act import Store, norm_act
 from ...kernels.upsample import pack_nearest
-from ...operands.forms import Form, Operands
 from ...options import Options
-from ...run.rolling import Layer
-from ...run.run import COPY, Run
-from ...run.weights import Conv
+from ...precision.forms import Form, Operands
+from ...runtime.rolling import Layer
+from ...runtime.run import COPY, Run
+from ...runtime.weights import Conv
 from ..packed import scaling
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..rolling import Layered

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from ...kernels import norm_act
 from ...kernels.conv3d import Partials
-from ...operands.forms import Operands
 from ...options import Options
-from ...run.rolling import Layer, rolled, rolls
-from ...run.run import Run
-from ...run.weights import Conv
+from ...precision.forms import Operands
+from ...runtime.rolling import Layer, rolled, rolls
+from ...runtime.run import Run
+from ...runtime.weights import Conv
 from ..packed import conv_of, norm_of
 from ..program import CAUSAL, Size, Style, Taps, Work
 from ..rolling import Layered

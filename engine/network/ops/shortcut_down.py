@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.conv3d import Partials
-from ...operands.forms import Operands
 from ...options import Options
-from ...run.run import Run
-from ...run.weights import Conv
+from ...precision.forms import Operands
+from ...runtime.run import Run
+from ...runtime.weights import Conv
 from ..packed import conv_of
 from ..program import CAUSAL, Size, Style, Work
 from ..state import State

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from ...kernels.conv3d import Geometry, Partials, pack_planes, pack_weight
 from ...kernels.conv3d.winograd import takes
 from ...kernels.duplicate import duplicate
-from ...operands.forms import Operands
 from ...options import Options
-from ...run.planes import as_read
-from ...run.run import COPY, Run
-from ...run.weights import Conv
+from ...precision.forms import Operands
+from ...runtime.planes import as_read
+from ...runtime.run import COPY, Run
+from ...runtime.weights import Conv
 from ..packed import scaling
 from ..program import CAUSAL, Size, Style, Work
 from ..state import State

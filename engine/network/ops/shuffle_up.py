@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ...kernels.conv3d import Partials, pack_weight
 from ...kernels.upsample import pack
-from ...operands.forms import Operands
 from ...options import Options
-from ...run.run import Run
-from ...run.weights import Conv
+from ...precision.forms import Operands
+from ...runtime.run import Run
+from ...runtime.weights import Conv
 from ..packed import conv_of, scaling
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State

@@ -13,7 +13,7 @@ def close(actual, expected, bound=BOUND):
 
 def close_when_fused(vae, z, expected, monkeypatch, bound=BOUND):
     """Decode raw latents [B, C, T, h, w] on the fused walk, through the reference operators, whole and by latents."""
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     fused = vae.with_options(DEFAULTS)
     assert fused.plan_decode(*z.shape[2:]).fused
     whole = fused.decode(z)

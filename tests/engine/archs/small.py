@@ -16,7 +16,7 @@ from zerowaste_vae.engine.archs import (
     wan,
 )
 from zerowaste_vae.engine.bench.subject import random_checkpoint
-from zerowaste_vae.engine.files.checkpoint import Checkpoint
+from zerowaste_vae.engine.checkpoints import Checkpoint
 
 WIDTHS, LEVEL, BLOCK = (16, 16, 16, 16), mochi.Level, ltx.Block
 LEVELS = (LEVEL(32, 1), LEVEL(32, 2, (1, 2, 2), True), LEVEL(32, 2, (2, 2, 2)), LEVEL(32, 2, (3, 2, 2)), LEVEL(32, 1))

@@ -9,10 +9,10 @@ import logging
 import pytest
 import torch
 from zerowaste_vae.engine.archs import ARCHITECTURES
+from zerowaste_vae.engine.checkpoints import Checkpoint, read_checkpoint
 from zerowaste_vae.engine.errors import CheckpointError, InputError
-from zerowaste_vae.engine.files.checkpoint import Checkpoint, read_checkpoint
-from zerowaste_vae.engine.files.writing import write_tensors
 from zerowaste_vae.engine.loader import load
+from zerowaste_vae.engine.system.writing import write_tensors
 
 from .small import SMALL, small
 

@@ -16,7 +16,7 @@ PLAIN = DEFAULTS.switched(off=["triton_fusion"])
 @pytest.fixture(scope="module", autouse=True)
 def on_references():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+        patch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
         yield
 
 

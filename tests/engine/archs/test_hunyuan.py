@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 from zerowaste_vae import Checkpoint, InputError, load
 from zerowaste_vae.engine.archs import by_file, detect, find_key_set, hunyuan, hunyuan15, hunyuan_refiner
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.files.pngs import write_png_folder
+from zerowaste_vae.engine.media.pngs import write_png_folder
 from zerowaste_vae.engine.options import DEFAULTS
 
 from .originals import BOUND, close
@@ -36,7 +36,7 @@ def lengths(golden):
 @pytest.fixture
 def fused(golden, monkeypatch):
     """The VAE on the fused walk, through the reference operators."""
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     return golden[1].with_options(DEFAULTS)
 
 
@@ -118,7 +118,7 @@ def test_encodes_are_the_originals(golden, fused):
 @pytest.mark.parametrize("count", [1, 3, 6, 8, 13])
 def test_odd_clips_encode_as_whole_latents(tiny, noise, count, tmp_path, monkeypatch):
     """Trailing frames, rows and columns that fill no latent are left out, in every chunking and on the fused walk."""
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     version, model = tiny
     groups = "4" if version == "1.0" else ""
     save_file(model.state_dict(), tmp_path / "w.safetensors", {"norm_num_groups": groups} if groups else None)
@@ -139,7 +139,7 @@ def test_odd_clips_encode_as_whole_latents(tiny, noise, count, tmp_path, monkeyp
 def test_streams_and_parts_see_the_whole_clip(tiny, noise, walk, monkeypatch):
     """All of it has to be there: latents of a part depend on all others, frames of a stream are waited for."""
     if walk == "fused":
-        monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+        monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     vae = load(Checkpoint(dict(tiny[1].state_dict()), {"norm_num_groups": "4"}), device="cpu")
     z = noise(1, vae.latent_channels, 4, 2, 3)
     frames = vae.decode(z)
@@ -164,7 +164,7 @@ def test_blended_tiles_on_either_walk(tiny, noise, tmp_path, monkeypatch):
     options = {"tiling": "blended", "tile": 3 * s, "overlap": s}
     plain = vae.decode(z, **options)
     assert vae.plan_decode(3, 3, 5, **options).tiled
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     for chunk in (0, 1, 2):  # the middle sees whole clips, tiles a chunk
         torch.testing.assert_close(vae.decode(z, chunk=chunk, **options), plain, rtol=0, atol=1e-5)
         some = vae.decode(z, chunk=chunk, start=3, frames=5, **options)

@@ -10,8 +10,8 @@ from zerowaste_vae import Checkpoint, CheckpointError, InputError, load
 from zerowaste_vae.engine.archs import by_file, detect
 from zerowaste_vae.engine.archs.kl import FLUX, FLUX2, SD, Config
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.run.parking import Parking
-from zerowaste_vae.engine.run.plan import Steps
+from zerowaste_vae.engine.network.steps import Steps
+from zerowaste_vae.engine.runtime.parking import Parking
 
 from .originals import close, close_when_fused
 
@@ -149,7 +149,7 @@ def test_the_fused_walk_gives_the_same(family, seed_model, tmp_path, noise, monk
     model = FAMILIES[family].build(config).requires_grad_(False)
     seed_model(model, 7)
     plain = load(saved(model, tmp_path / "w.safetensors"), device="cpu")
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     fused, z = load(tmp_path / "w.safetensors", device="cpu"), noise(3, plain.latent_channels, 1, 6, 5)
     assert fused.plan_decode(3, 6, 5).fused
     x = torch.rand(3, 6 * plain.spatial + 3, 5 * plain.spatial, 3, generator=torch.Generator().manual_seed(0))
@@ -166,7 +166,7 @@ def test_parts_of_pictures_are_computed_again_where_a_plan_says_so(
     config = Config((16, 16, 32), (16, 16, 32), 4, 4, quantised=family != "flux", resnets=(1, 1), norm_groups=4)
     model = FAMILIES[family].build(config).requires_grad_(False)
     seed_model(model, 7)
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     vae = load(saved(model, tmp_path / "w.safetensors"), device="cpu")
     z = noise(2, vae.latent_channels, 1, 200 // vae.spatial, 2)  # more rows than are there at once
     frames, plan = vae.decode(z), vae.planner.plan

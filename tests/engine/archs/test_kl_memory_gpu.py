@@ -4,7 +4,7 @@ meanwhile: the gaps between its weights would be used, and counted as its own.""
 import pytest
 import torch
 from zerowaste_vae.engine.request import Request
-from zerowaste_vae.engine.run.kept import KEPT
+from zerowaste_vae.engine.runtime.kept import KEPT
 
 from ..gpu_models import make
 

@@ -13,10 +13,10 @@ from zerowaste_vae.engine.archs.ltx import ARCHITECTURE, STRIDES, Block, Config,
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.ops.statistics import DEVIATION, MEAN, Statistics
+from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.network.stream import decode_features, decode_frames
-from zerowaste_vae.engine.run.handover import hand_over, take_over
-from zerowaste_vae.engine.run.parking import Parking
-from zerowaste_vae.engine.run.plan import Steps
+from zerowaste_vae.engine.runtime.handover import hand_over, take_over
+from zerowaste_vae.engine.runtime.parking import Parking
 
 from .originals import close
 
@@ -211,7 +211,7 @@ def fused_file(build, tmp_path, monkeypatch):
         save_file(build(config).state_dict(), path, {"config": json.dumps({"vae": description})})
         plain = load(path, device="cpu")
         plain.triton_fusion = False
-        monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+        monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
         return load(path, device="cpu"), plain
 
     return make

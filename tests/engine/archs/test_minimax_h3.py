@@ -8,13 +8,13 @@ from zerowaste_vae.engine.archs import by_file, detect
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE
 from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.errors import PlanError
-from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.planning.make import make_planner
 from zerowaste_vae.engine.planning.plain_walk import Torch
 from zerowaste_vae.engine.precision.modes import Mode
 from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.system.memory import GIB
 
 from .originals import close
 

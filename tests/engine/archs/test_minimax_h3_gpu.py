@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.network import tokens
 from zerowaste_vae.engine.options import DEFAULTS
-from zerowaste_vae.engine.run import graphs
-from zerowaste_vae.engine.run.kept import KEPT
+from zerowaste_vae.engine.runtime import graphs
+from zerowaste_vae.engine.runtime.kept import KEPT
+from zerowaste_vae.engine.system.memory import GIB
 
 from .. import gpu_models
 

@@ -10,26 +10,26 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae import Checkpoint, CheckpointError, load
-from zerowaste_vae.engine import core
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, OWN, Config
+from zerowaste_vae.engine.bench.calibrate import calibrate
 from zerowaste_vae.engine.bench.profile import BETWEEN, profile
-from zerowaste_vae.engine.calibration import calibrate
-from zerowaste_vae.engine.call import encoder_samples
+from zerowaste_vae.engine.calibration import sampling
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.errors import InputError
+from zerowaste_vae.engine.execution import core, own_clip, reuse
+from zerowaste_vae.engine.execution.call import encoder_samples
+from zerowaste_vae.engine.execution.guard import Guard
+from zerowaste_vae.engine.execution.own_halves import FusedTileHalf
+from zerowaste_vae.engine.execution.progress import Ticker
 from zerowaste_vae.engine.network import tokens
 from zerowaste_vae.engine.network.fused import fuse
+from zerowaste_vae.engine.network.own_tiles import OwnTiles
 from zerowaste_vae.engine.network.tokens import TokenNetwork, product_rows, tokens_of
 from zerowaste_vae.engine.options import DEFAULTS, unavailable
-from zerowaste_vae.engine.own_halves import FusedTileHalf
-from zerowaste_vae.engine.precision import sampling
-from zerowaste_vae.engine.run import graphs, own_clip, reuse
-from zerowaste_vae.engine.run.guard import Guard
-from zerowaste_vae.engine.run.kept import KEPT
-from zerowaste_vae.engine.run.own_tiles import OwnTiles
-from zerowaste_vae.engine.run.progress import Ticker
+from zerowaste_vae.engine.runtime import graphs
+from zerowaste_vae.engine.runtime.kept import KEPT
 
-from ..run.fake_graph import FakeClock, FakeGraph
+from ..runtime.fake_graph import FakeClock, FakeGraph
 from .originals import close
 
 CPU = torch.device("cpu")

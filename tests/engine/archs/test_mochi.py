@@ -7,7 +7,7 @@ from zerowaste_vae import CheckpointError, load
 from zerowaste_vae.engine.archs import detect
 from zerowaste_vae.engine.archs.mochi import ARCHITECTURE, Config, Level
 from zerowaste_vae.engine.network.fused import fuse
-from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.runtime.parking import Parking
 
 from .originals import close
 from .test_ltx import fused

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine.archs import find_key_set, unwrapped
 from zerowaste_vae.engine.archs.registry import KEY_SETS
+from zerowaste_vae.engine.checkpoints import Checkpoint, read_checkpoint
 from zerowaste_vae.engine.errors import CheckpointError
-from zerowaste_vae.engine.files.checkpoint import Checkpoint, read_checkpoint
 from zerowaste_vae.engine.loader import load
 
 from .small import SMALL, small
@@ -106,7 +106,7 @@ def test_hunyuanvideo_under_diffusers_names(tmp_path, shared):
 
 
 def test_wan_under_diffusers_names_with_more_tensors(tmp_path, small_files):
-    from ..files.checkpoint.test_shapes import wan_to_diffusers
+    from ..checkpoints.test_shapes import wan_to_diffusers
 
     whole = small_files["wan2.1"].tensors
     renamed = {wan_to_diffusers(n): t for n, t in whole.items()}

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae.engine.run.graphs import why_none
-from zerowaste_vae.engine.run.parking import Parking
-from zerowaste_vae.engine.run.plan import Steps
+from zerowaste_vae.engine.network.steps import Steps
+from zerowaste_vae.engine.planning.plan import why_none
+from zerowaste_vae.engine.runtime.parking import Parking
 
 from ..gpu_models import make
 

@@ -10,7 +10,7 @@ from zerowaste_vae import CheckpointError, InputError, load
 from zerowaste_vae.engine.archs import by_file, detect
 from zerowaste_vae.engine.archs.wan import WAN21, WAN22, Config
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.files.pngs import write_png, write_png_folder
+from zerowaste_vae.engine.media.pngs import write_png, write_png_folder
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.ops.ends import patches, pixels
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae.engine.run.parking import Parking
-from zerowaste_vae.engine.run.plan import Steps
+from zerowaste_vae.engine.network.steps import Steps
+from zerowaste_vae.engine.runtime.parking import Parking
 
 from ..gpu_models import make
 

@@ -13,8 +13,8 @@ from zerowaste_vae.engine import demo_vae_path, load, loader
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.bench import demo
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.files.media import read_video
-from zerowaste_vae.engine.files.mp4 import write_mp4
+from zerowaste_vae.engine.media.clips import read_video
+from zerowaste_vae.engine.media.mp4 import write_mp4
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from zerowaste_vae.engine.archs import kl, ltx
 from zerowaste_vae.engine.bench import peers, schema
 from zerowaste_vae.engine.bench.measure import Bench, Case, quality
 from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.checkpoints import Checkpoint
 from zerowaste_vae.engine.errors import CheckpointError
-from zerowaste_vae.engine.files.checkpoint import Checkpoint
 
 CPU = torch.device("cpu")
 ABOUT = {

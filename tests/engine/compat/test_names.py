@@ -13,10 +13,10 @@ from zerowaste_vae import InputError, PlanError, load
 from zerowaste_vae.engine import compat
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.compat import modules, names
-from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.options import DEFAULTS, TOGGLES
 from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.system.memory import GIB
 from zerowaste_vae.engine.vae import VideoVAE
 
 DOCUMENTED = {

@@ -5,7 +5,7 @@ import torch
 from zerowaste_vae.engine.bench import kernels, rows, winograd
 from zerowaste_vae.engine.bench.rows import HEADER, Row
 from zerowaste_vae.engine.bench.timing import Ceilings, Time
-from zerowaste_vae.engine.commands import bench
+from zerowaste_vae.engine.cli import bench
 from zerowaste_vae.engine.errors import InputError
 
 

@@ -14,7 +14,7 @@ from zerowaste_vae.engine.kernels.prebuilt.library import SetError
 from zerowaste_vae.engine.kernels.probe import dispatch, from_kernels, proven
 from zerowaste_vae.engine.kernels.targets import target
 from zerowaste_vae.engine.planning.fusable import why_off
-from zerowaste_vae.engine.run import run as run_module
+from zerowaste_vae.engine.runtime import run as run_module
 
 GPU = torch.device("cuda", 3)
 
@@ -100,7 +100,7 @@ def vae(vae_file, monkeypatch):
     monkeypatch.setattr(targets, "_off", {})
     monkeypatch.setattr(log, "_said", set())
     cpu = torch.device("cpu"), "triton"
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: targets._off.get(cpu))
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: targets._off.get(cpu))
     return load(vae_file, device="cpu")
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from zerowaste_vae.engine.archs import hunyuan, hunyuan15
 from zerowaste_vae.engine.network.fused import fuse
-from zerowaste_vae.engine.run.handover import hand_over, take_over
-from zerowaste_vae.engine.run.parking import Parking
-from zerowaste_vae.engine.run.plan import Steps
+from zerowaste_vae.engine.network.steps import Steps
+from zerowaste_vae.engine.runtime.handover import hand_over, take_over
+from zerowaste_vae.engine.runtime.parking import Parking
 
 CPU = torch.device("cpu")
 #: (architecture, its configuration, latents' size).

@@ -16,7 +16,7 @@ from zerowaste_vae.engine.planning.fusable import half_not_fused
 from zerowaste_vae.engine.precision.modes import PRECISIONS
 from zerowaste_vae.engine.precision.prepared import _tensors
 
-from ..run.test_last_stages import CONFIGS
+from ..execution.test_last_stages import CONFIGS
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

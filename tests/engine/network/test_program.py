@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from zerowaste_vae import load
 from zerowaste_vae.engine.archs import Architecture, KeySet, registry
+from zerowaste_vae.engine.calibration import sampling
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.ops.conv import Conv
 from zerowaste_vae.engine.network.ops.ends import Moments, Pixels
@@ -18,13 +19,12 @@ from zerowaste_vae.engine.network.ops.strided_down import StridedDown
 from zerowaste_vae.engine.network.plain import Network
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
 from zerowaste_vae.engine.network.state import State
+from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.network.stream import decode_features, decode_frames
-from zerowaste_vae.engine.operands.forms import Operands
-from zerowaste_vae.engine.operands.policy import Policy, eligible
 from zerowaste_vae.engine.planning.fusable import why_off
-from zerowaste_vae.engine.precision import sampling
-from zerowaste_vae.engine.run.parking import Parking
-from zerowaste_vae.engine.run.plan import Steps
+from zerowaste_vae.engine.precision.forms import Operands
+from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.runtime.parking import Parking
 
 CPU = torch.device("cpu")
 
@@ -128,7 +128,7 @@ def test_a_file_of_it_is_loaded_planned_tiled_and_streamed(toy, latent, tmp_path
     assert not plain.plan_decode(5, 9, 6).fused
     assert why_off("toy", Config(), torch.bfloat16, CPU, emulate=True) is None
     assert "widths [24]" in why_off("toy", Config((24, 48)), torch.bfloat16, CPU, emulate=True)
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     fused, z = load(tmp_path / "toy.safetensors", device="cpu"), latent[None]
     assert fused.plan_decode(5, 9, 6).fused
     torch.testing.assert_close(fused.decode(z), pictures(toy, latent)[None], rtol=0, atol=atol)

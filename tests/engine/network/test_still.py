@@ -7,14 +7,14 @@ import weakref
 import pytest
 import torch
 from zerowaste_vae.engine.archs.kl import FLUX, SD, Config
+from zerowaste_vae.engine.calibration import sampling
 from zerowaste_vae.engine.kernels.targets import capabilities, triton_version
 from zerowaste_vae.engine.network.fused import fuse
-from zerowaste_vae.engine.operands.forms import Operands
-from zerowaste_vae.engine.operands.policy import Policy, eligible
 from zerowaste_vae.engine.options import DEFAULTS
-from zerowaste_vae.engine.precision import sampling
-from zerowaste_vae.engine.run.parking import Parking
-from zerowaste_vae.engine.run.rolling import Window
+from zerowaste_vae.engine.precision.forms import Operands
+from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.runtime.parking import Parking
+from zerowaste_vae.engine.runtime.rolling import Window
 
 CPU = torch.device("cpu")
 #: Widths where a level's first block narrows to less than a tile, and 1x1 convolutions at the latent.

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import load
-from zerowaste_vae.engine.network import stream
+from zerowaste_vae.engine.execution import plain_pass
 from zerowaste_vae.engine.network.stream import frame_spans
 
 
@@ -47,8 +47,8 @@ def test_golden_cases_stream(shared, tmp_path, atol):
 def test_each_clip_and_tile_finds_an_empty_cache(vae, noise, monkeypatch, kept):
     """Where torch keeps what it frees in blocks: those of one do not fit the next one's tensors."""
     emptied = []
-    monkeypatch.setattr(stream, "keeps_blocks", lambda device: kept and device == vae.device)
-    monkeypatch.setattr(stream, "empty_device_cache", lambda: emptied.append(len(emptied)))
+    monkeypatch.setattr(plain_pass, "keeps_blocks", lambda device: kept and device == vae.device)
+    monkeypatch.setattr(plain_pass, "empty_device_cache", lambda: emptied.append(len(emptied)))
     vae.decode(noise(2, 16, 3, 4, 6), tiling="untiled")
     vae.encode(torch.rand(1, 5, 32, 48, 3), tiling="untiled")
     assert len(emptied) == 3 * kept

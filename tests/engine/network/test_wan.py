@@ -11,7 +11,7 @@ from zerowaste_vae.engine.network.ops.resnet import Res
 from zerowaste_vae.engine.network.stream import frame_spans
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.planning.fusable import why_off
-from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.runtime.parking import Parking
 
 CPU = torch.device("cpu")
 # 2.1: the latent's own ring coincides with the lowest stage's. 2.2: its shortcuts need widths that divide each other.
@@ -143,7 +143,7 @@ def vaes(network, tmp_path_factory):
     path = tmp_path_factory.mktemp("wan") / f"{version}.safetensors"
     save_file(model.state_dict(), path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+        patch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
         yield load(path, device="cpu"), load(path, device="cpu")
 
 
@@ -177,7 +177,7 @@ def test_what_overflows_in_fp16_is_made_again(version, seed_model, noise, monkey
     model = wan.WAN21.build(configs[version]).requires_grad_(False)
     seed_model(model, 3)
     save_file(model.state_dict(), tmp_path / "w.safetensors")
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     vae = load(tmp_path / "w.safetensors", precision="fp16", device="cpu")
     for block in last_blocks(vae.model.decoder):
         block.conv2.bias.fill_(6e4)

@@ -9,10 +9,11 @@ import torch
 from zerowaste_vae.engine.archs import ARCHITECTURES, kl
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE
 from zerowaste_vae.engine.archs.seedvr2 import Config as Published
+from zerowaste_vae.engine.calibration import sampling
+from zerowaste_vae.engine.execution.fused_pass import FusedPass
 from zerowaste_vae.engine.kernels.conv3d.winograd import schedules
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.network.fused import fuse
-from zerowaste_vae.engine.network.fused_pass import FusedPass
 from zerowaste_vae.engine.network.ops.conv import Conv
 from zerowaste_vae.engine.network.ops.ends import Pixels
 from zerowaste_vae.engine.network.ops.norm import Group, Length
@@ -21,13 +22,13 @@ from zerowaste_vae.engine.network.ops.shortcut_up import ShortcutUp
 from zerowaste_vae.engine.network.ops.shuffle_up import ShuffleUp
 from zerowaste_vae.engine.network.plain import Network
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
-from zerowaste_vae.engine.operands.forms import Operands
-from zerowaste_vae.engine.operands.policy import Policy, eligible
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
-from zerowaste_vae.engine.precision import prepared, sampling
-from zerowaste_vae.engine.run.handover import hand_over, take_over
-from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.precision import prepared
+from zerowaste_vae.engine.precision.forms import Operands
+from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.runtime.handover import hand_over, take_over
+from zerowaste_vae.engine.runtime.parking import Parking
 
 CPU = torch.device("cpu")
 WINOGRAD = DEFAULTS.switched(on=["winograd"])

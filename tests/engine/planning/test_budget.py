@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.planning import budget
 from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.system.memory import GIB
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

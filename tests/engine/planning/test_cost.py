@@ -16,8 +16,8 @@ from zerowaste_vae.engine.planning.cost import Rates, leanest, quickest
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.planning.planner import Planner
 from zerowaste_vae.engine.request import Request
-from zerowaste_vae.engine.run.graphs import GRAPH_BYTES
-from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.runtime.graphs import GRAPH_BYTES
+from zerowaste_vae.engine.runtime.parking import Parking
 
 GIB = 1 << 30
 CONFIG = Config((128, 256, 512, 512), (128, 256, 512, 512))

@@ -1,8 +1,8 @@
 """The largest tiles that fit are those of a search through all, and few are asked for."""
 
 import pytest
+from zerowaste_vae.engine.network.tiles import shrinking
 from zerowaste_vae.engine.planning.largest import largest
-from zerowaste_vae.engine.run.tiles import shrinking
 
 FIXED = 1000
 GRIDS = list(shrinking(270, 480, 64, 8))

@@ -12,7 +12,7 @@ from zerowaste_vae.engine.kernels.targets import prebuilt
 from zerowaste_vae.engine.options import DEFAULTS, Options
 from zerowaste_vae.engine.planning import launches as found
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
-from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.runtime.parking import Parking
 
 META, HALF = torch.device("meta"), torch.float16
 HERE = prebuilt("RTX 50", 120, "C")

@@ -9,11 +9,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from zerowaste_vae.engine.memory import GIB
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.request import Request
-from zerowaste_vae.engine.run.allowance import Allowance
-from zerowaste_vae.engine.run.kept import KEPT
+from zerowaste_vae.engine.runtime.allowance import Allowance
+from zerowaste_vae.engine.runtime.kept import KEPT
+from zerowaste_vae.engine.system.memory import GIB
 
 from ..gpu_models import make
 

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from zerowaste_vae.engine.archs import cosmos, hunyuan, hunyuan15, hunyuan_refiner, kl, ltx, mochi, seedvr2, wan
 from zerowaste_vae.engine.kernels import exact
+from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.network.stream import (
     decode_features,
     decode_frames,
@@ -22,8 +23,7 @@ from zerowaste_vae.engine.planning import dryrun, plain_walk
 from zerowaste_vae.engine.planning.dryrun import PeakMemory, peak_bytes
 from zerowaste_vae.engine.planning.meta import meta_model
 from zerowaste_vae.engine.planning.plain_walk import PlainWalk, Torch
-from zerowaste_vae.engine.run.pixels import to_network
-from zerowaste_vae.engine.run.plan import Steps
+from zerowaste_vae.engine.runtime.pixels import to_network
 
 SEEDVR2 = seedvr2.ARCHITECTURE, seedvr2.Config((16, 32, 64, 64), (16, 32, 64, 64), norm_groups=4)
 WAN = wan.WAN21, wan.Config((16, 32, 64, 64), (16, 32, 64, 64))

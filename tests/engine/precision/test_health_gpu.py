@@ -7,7 +7,7 @@ import pytest
 import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine.kernels.norm_act import statistics
-from zerowaste_vae.engine.run.run import Run
+from zerowaste_vae.engine.runtime.run import Run
 
 from ..gpu_models import make
 

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 from zerowaste_vae import load
-from zerowaste_vae.engine.operands.policy import Policy, eligible
+from zerowaste_vae.engine.precision.policy import Policy, eligible
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,7 @@ from zerowaste_vae.engine.precision.modes import PRECISIONS
 from zerowaste_vae.engine.precision.prepared import _tensors, gathered
 from zerowaste_vae.engine.vae import VideoVAE
 
-from ..run.test_last_stages import CONFIGS
+from ..execution.test_last_stages import CONFIGS
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ def cases():
 @pytest.fixture
 def make(monkeypatch, seed_model):
     """(architecture, precision) -> a small VAE of it in the fused walk, on a CPU."""
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
 
     def made(architecture, precision):
         model = architecture.build(CONFIGS[architecture.name]).requires_grad_(False)

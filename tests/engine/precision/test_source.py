@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import load, log, read_checkpoint
-from zerowaste_vae.engine.files.writing import replacing, write_text
-from zerowaste_vae.engine.network import fused_pass
+from zerowaste_vae.engine.execution import fused_pass
+from zerowaste_vae.engine.execution.staging import StagedReader
 from zerowaste_vae.engine.precision import store
-from zerowaste_vae.engine.run.pixels import StagedReader
-from zerowaste_vae.engine.run.run import Run
+from zerowaste_vae.engine.runtime.run import Run
+from zerowaste_vae.engine.system.writing import replacing, write_text
 
-from ..run.faults import fail_calls
+from ..execution.faults import fail_calls
 
 PRECISIONS = ["fp8", "int8"]
 
@@ -180,11 +180,11 @@ def test_a_source_that_is_gone_is_said_and_made_do_without(file, noise, trouble,
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_wider_type_begins_without_the_histories_of_8_bit(file, noise, monkeypatch, precision):
     """Memory runs out between the second chunk and the third, and the fourth overflows."""
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     z = noise(1, 16, 5, 2, 2)
     vae = load(file, precision=precision, device="cpu")
     good, safer = vae.decode(z, chunk=1), load(file, precision="fp16", device="cpu").decode(z, chunk=1)
-    monkeypatch.setattr("zerowaste_vae.engine.call._leaner", lambda *args: args[-1])
+    monkeypatch.setattr("zerowaste_vae.engine.execution.call._leaner", lambda *args: args[-1])
     calls, taken = fail_calls(monkeypatch, StagedReader, "read", {3, 4}), []
     conv, take, made = Run.conv, fused_pass.take_over, []
 

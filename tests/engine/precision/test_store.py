@@ -11,10 +11,10 @@ from zerowaste_vae.engine import load, log
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.loader import demo_vae_path
 from zerowaste_vae.engine.network.fused import FusedDecoder
-from zerowaste_vae.engine.operands.forms import Operands
-from zerowaste_vae.engine.operands.policy import Policy, Range, eligible, united
 from zerowaste_vae.engine.precision import prepared, store
 from zerowaste_vae.engine.precision.digest import digest
+from zerowaste_vae.engine.precision.forms import Operands
+from zerowaste_vae.engine.precision.policy import Policy, Range, eligible, united
 from zerowaste_vae.engine.precision.store import Store
 from zerowaste_vae.engine.precision.table import Table
 

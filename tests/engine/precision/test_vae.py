@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae.engine import InputError, calibration, call, core, load
-from zerowaste_vae.engine.operands import policy
-from zerowaste_vae.engine.operands.policy import eligible
+from zerowaste_vae.engine import InputError, load
+from zerowaste_vae.engine.bench import calibrate as calibration
+from zerowaste_vae.engine.calibration import mixed, sampling, trials
+from zerowaste_vae.engine.calibration.sampling import Saturation
+from zerowaste_vae.engine.execution import call, core
 from zerowaste_vae.engine.options import DEFAULTS
-from zerowaste_vae.engine.precision import mixed, sampling, store, trials
+from zerowaste_vae.engine.precision import policy, store
 from zerowaste_vae.engine.precision.modes import Mode
-from zerowaste_vae.engine.precision.sampling import Saturation
+from zerowaste_vae.engine.precision.policy import eligible
 from zerowaste_vae.engine.precision.table import Table
 
 
@@ -265,7 +267,7 @@ def test_what_saturates_is_counted_once(wide_file, noise):
 def test_kernels_that_fail_in_another_vae_are_off_here_too(wide_file, noise, monkeypatch):
     """A VAE that was loaded before does without 8 bit, and measures no ranges for it."""
     why = []
-    monkeypatch.setattr("zerowaste_vae.engine.core.why_off", lambda *_: why[0] if why else None)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: why[0] if why else None)
     vae, z = load(wide_file, precision="int8", device="cpu"), noise(1, 16, 2, 2, 2)
     why.append("Triton fails here")
     monkeypatch.setattr(trials.Trials, "__init__", lambda *_: pytest.fail("measured"))

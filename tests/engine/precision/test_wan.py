@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from zerowaste_vae.engine import load
 from zerowaste_vae.engine.archs import wan
-from zerowaste_vae.engine.calibration import calibrate
+from zerowaste_vae.engine.bench.calibrate import calibrate
+from zerowaste_vae.engine.calibration import sampling, trials
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.kernels.conv3d import reference
 from zerowaste_vae.engine.network.fused import fuse
-from zerowaste_vae.engine.operands.forms import Operands
-from zerowaste_vae.engine.operands.policy import Policy, eligible
 from zerowaste_vae.engine.options import Options
-from zerowaste_vae.engine.precision import sampling, trials
-from zerowaste_vae.engine.run import run as fused_run
-from zerowaste_vae.engine.run.parking import Parking
+from zerowaste_vae.engine.precision.forms import Operands
+from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.runtime import run as fused_run
+from zerowaste_vae.engine.runtime.parking import Parking
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16

@@ -1,0 +1,1 @@
+"""Measure what 8-bit operands cost each convolution, and choose those of a clip."""

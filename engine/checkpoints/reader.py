@@ -1,0 +1,135 @@
+"""Read any weight file: the content decides the format, everything is checked, every error names the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from ..archs import detect, find_key_set, unwrapped
+from ..archs import native_names as to_native
+from . import dequantize, gguf_header, safetensors_file
+from .reading import Progress, ProgressCallback, failure, open_regular, read_into
+from .scales import apply_scales, told_by
+from .shapes import original_shape, split_merged_convs
+from .types import Checkpoint
+
+# Files given instead of a weight file, by their first bytes.
+_FOREIGN = (
+    (b"PK\x03\x04", "is a zip archive (a PyTorch .pt/.ckpt pickle?); pickles can run code and are never opened"),
+    (b"\x80", "is a Python pickle (.pt/.ckpt); pickles can run code and are never opened"),
+    (b"version https://git-lfs", "is a Git LFS pointer, not the weights; download the real file (git lfs pull)"),
+    (b"<", "is a web page, not weights; the download went wrong"),
+    (b"{", "is a JSON text (an index of shards?), not weights; merge the shards into one file"),
+    (b"\x89HDF", "is an HDF5 file, which is not supported"),
+)
+# One shard of several holds only some of the tensors (a split GGUF says so in its metadata instead).
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
+_EXPECTED = "expected .safetensors or .gguf"
+
+
+def read_checkpoint(
+    path: str | PathLike[str],
+    *,
+    native_names: bool = True,
+    progress: ProgressCallback | None = None,
+    shapes_only: bool = False,
+) -> Checkpoint:
+    """Read a safetensors or GGUF file (distinguished by content) into CPU tensors.
+
+    Any well-formed file is accepted. If it holds the keys of a known VAE, a container's prefix is stripped from the
+    names, other models' tensors are left out and unread, and convolution shapes are restored. Tensors keep the stored
+    float type; block-quantised ones become float32, fp8 without a scale float16, and ComfyUI's int8 and smaller forms
+    float16 in a network made for fp16, float32 in others. Memory: the result, and one tensor more while 8 bit is
+    converted. The file is read, not mapped.
+
+    Args:
+        native_names: replace the diffusers names of a network by its original ones.
+        progress: called with (bytes done, bytes in all).
+        shapes_only: read only the header; tensors are float16 on the meta device, whatever the file's type, quantised
+            ones in the shape they are stored in.
+
+    Raises:
+        CheckpointError: one line that starts with the path.
+    """
+    path = Path(path)
+    with open_regular(path) as (file, size):
+        head = bytearray(min(size, 64))
+        read_into(file, 0, memoryview(head), path, "the first bytes")
+        if head.startswith(b"GGUF"):
+            return _read_gguf(file, size, path, native_names, progress, shapes_only)
+        if safetensors_file.looks_like_safetensors(head):
+            return _read_safetensors(file, size, path, native_names, progress, shapes_only)
+    if not head:
+        raise failure(path, f"is empty, {_EXPECTED}")
+    for magic, reason in _FOREIGN:
+        if head.lstrip().startswith(magic):
+            raise failure(path, f"{reason} ({_EXPECTED})")
+    raise failure(path, f"is neither a safetensors nor a GGUF file, or its beginning is damaged ({_EXPECTED})")
+
+
+def _read_gguf(
+    file: BinaryIO, size: int, path: Path, native: bool, progress: ProgressCallback | None, shapes_only: bool
+) -> Checkpoint:
+    file.seek(0)
+    header = gguf_header.parse_header(file, size, path)
+    infos = {t.name: t for t in header.tensors}
+    shapes = {name: original_shape(header, info, path) for name, info in infos.items()}
+    names = _wanted_names(infos, native)
+    if shapes_only:
+        return _finish({name: _shape(shapes[old]) for old, name in names.items()}, dict(header.values), path)
+    tick = Progress(path, sum(infos[n].nbytes for n in names), progress)
+    tensors: dict[str, torch.Tensor] = {}
+    for stored, name in names.items():
+        tensors[name] = dequantize.read_tensor(file, infos[stored], path).reshape(shapes[stored])
+        tick.add(infos[stored].nbytes)
+    return _finish(tensors, dict(header.values), path)
+
+
+def _read_safetensors(
+    file: BinaryIO, size: int, path: Path, native: bool, progress: ProgressCallback | None, shapes_only: bool
+) -> Checkpoint:
+    shard = _SHARD.search(path.name)
+    if shard and int(shard[1]) > 1:
+        raise failure(path, f"is one of {int(shard[1])} shards; merge the shards into one file first")
+    metadata, entries = safetensors_file.parse_header(file, size, path)
+    stored = {e.name: e for e in entries}
+    names = _wanted_names(stored, native)
+    if shapes_only:
+        return _finish({name: _shape(stored[old].shape) for old, name in names.items()}, dict(metadata), path)
+    tick = Progress(path, sum(stored[n].nbytes for n in names), progress)
+    tensors: dict[str, torch.Tensor] = {}
+    for old, name in names.items():
+        tensors[name] = safetensors_file.read_tensor(file, stored[old], path)
+        tick.add(stored[old].nbytes)
+    fp8 = {name for old, name in names.items() if safetensors_file.DTYPES[stored[old].dtype] in safetensors_file.FP8}
+    architecture = detect(names.values())
+    # As ComfyUI computes with them. A network made for bf16 may need values that float16 does not hold.
+    dtype = torch.float16 if architecture is not None and architecture.native == "fp16" else torch.float32
+    return _finish(apply_scales(tensors, fp8, path, told_by(metadata, names), dtype), dict(metadata), path)
+
+
+def _shape(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.float16, device="meta")
+
+
+def _finish(tensors: dict[str, torch.Tensor], metadata: dict[str, object], path: Path) -> Checkpoint:
+    if find_key_set(tensors):
+        for name, shape in split_merged_convs({n: tuple(t.shape) for n, t in tensors.items()}).items():
+            tensors[name] = tensors[name].reshape(shape)
+    return Checkpoint(tensors, metadata, path)
+
+
+def _wanted_names(stored: Iterable[str], native: bool) -> dict[str, str]:
+    """Return {name in the file: name in the checkpoint} of the tensors to read, in the file's order."""
+    names = unwrapped(stored)
+    key_set = find_key_set(names.values())
+    if native and key_set:
+        renamed = to_native(names.values(), key_set)
+        if renamed:
+            names = {old: renamed[name] for old, name in names.items()}
+    return names

@@ -1,0 +1,137 @@
+"""The console command `zerowaste-vae`: find the subcommand, run it and turn errors into one line.
+
+A subcommand is a file in engine/cli with `add_parser(subparsers)` and `run(args) -> int`. Only the requested one
+is imported, and torch only by its `run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from ..errors import Cancelled, ZeroWasteError
+from . import documented
+
+PROGRAM = "zerowaste-vae"
+COMMANDS = {
+    "info": "hardware, versions, which fast paths are on; what a VAE file is",
+    "decode": "latent file -> .mp4, folder of PNG frames, or .safetensors",
+    "encode": "video or folder of images -> latent file",
+    "plan": "what a decode or encode would take under a memory target, without running it",
+    "demo": "encode and decode a small clip with the VAE that ships with the package",
+    "convert": "rewrite a VAE file as safetensors or GGUF, plain or block-quantised",
+    "tune": "let this GPU choose its own schedules, in two minutes",
+    "calibrate": "measure what 8 bits cost a VAE, and keep it for later runs",
+    "compare": "how two clips differ; whether tiles or chunks show",
+    "bench": "measure what this machine reaches",
+    "profile": "where the time of a decode or encode goes, by operator and stage",
+}
+EXIT_ERROR = 2
+EXIT_CANCELLED = 130  # the shell's code for a program stopped by Ctrl-C
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; return 0, 2 after an error (one line on stderr) or 130 after Ctrl-C."""
+    _print_anything()
+    args = list(sys.argv[1:] if argv is None else argv)
+    if args[:1] == ["--"]:  # launchers put it before the arguments meant for this program
+        args = args[1:]
+    try:
+        if args and args[0].partition("=")[0] in documented.FLAGS:
+            return documented.run(args, PROGRAM)
+        parsed = _parser(args[0] if args else None).parse_args(args)
+        with _interruptible():
+            return parsed.run(parsed)
+    except ZeroWasteError as error:
+        return _fail(str(error))
+    except (KeyboardInterrupt, Cancelled):
+        print(f"{PROGRAM}: cancelled", file=sys.stderr)
+        return EXIT_CANCELLED
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == (__package__ or "").partition(".")[0]:
+            raise
+        hint = " (torch and what it needs: https://pytorch.org/get-started/locally)" if error.name == "torch" else ""
+        return _fail(f"the Python package {error.name!r} is not installed; install it with pip{hint}")
+    except BrokenPipeError:  # the reader of the output has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        return _fail("out of memory; give a lower --vram-gb or --ram-gb, --tiling blended, or a shorter clip")
+
+
+def _print_anything() -> None:
+    """Have consoles and pipes that are not UTF-8 print other characters as escapes: a name in another script would
+    otherwise end a run whose work is done."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Keep Ctrl-C a KeyboardInterrupt where C code turns it into another error, as torch 2.13 does with a ValueError
+    when it is interrupted while reading a storage's length."""
+    pressed = False
+
+    def press(*of: Any) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.default_int_handler(*of)
+
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # another handler, or ignored
+        yield
+        return
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    except Exception as error:
+        if pressed and not isinstance(error, Cancelled):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Decode and encode video VAE latents.")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {_version()}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        if name == command:
+            import_module(f".{name}", __package__).add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=text)
+    return parser
+
+
+def _version() -> str:
+    from ... import __version__
+
+    return __version__
+
+
+def _fail(message: str) -> int:
+    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
+    return EXIT_ERROR
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Return True for an out-of-memory error: torch's own class on a GPU; on the CPU a plain RuntimeError from its
+    allocator."""
+    return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

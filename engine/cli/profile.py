@@ -1,0 +1,62 @@
+"""`profile`: measure the time of a decode or encode by operator and stage, next to the GPU's speed limit."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..errors import InputError
+from .options import add_device, add_json, add_norm_groups, check_least
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "profile",
+        description="Time every operator of a decode or encode of noise: ms per frame, rate, and share of its speed "
+        "limit (FLOP at the rate of matrix products plus bytes at that of copies, both measured in the same run).",
+    )
+    parser.add_argument("half", choices=("decode", "encode"), help="what to profile")
+    parser.add_argument("--weights", metavar="W", help="a VAE file, demo, random (published SeedVR2 widths, seeded) "
+                        "or the same of another family by its name (default: random on a GPU, demo on a CPU)")
+    parser.add_argument("--size", metavar="WxH", help="pixels (default: 1280x720; CPU: 64x48)")
+    parser.add_argument("--frames", type=int, metavar="N",
+                        help="as many as latents decode to (default: 21 or what fits; CPU: 5)")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="calls after the first one (default: 3)")
+    parser.add_argument("--precision", default="auto", metavar="P", help="auto (CUDA fp16, CPU fp32), fp32, bf16, fp16")
+    add_device(parser)
+    add_norm_groups(parser)
+    add_json(parser, "the rows")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..bench.profile import profile
+    from ..bench.subject import check_size, default_weights, noise_latent, noise_video, read_weights
+    from ..loader import load, placement
+    from ..system.writing import check_target, write_json
+
+    device = placement("auto", args.device)
+    small = device.type != "cuda"
+    check_least(args, runs=1)
+    if args.json is not None:
+        check_target(args.json, args.force, inputs=(Path(args.weights or ""),))
+    weights = read_weights(args.weights or default_weights(device))
+    vae = load(weights, precision=args.precision, device=device, norm_groups=args.norm_groups)
+    about, every = vae.architecture, vae.temporal
+    frames = args.frames if args.frames is not None else about.filled(1 + (4 if small else 20) // every * every)
+    if frames < 1 or about.filled(frames) != frames:
+        rule = f"{every}n+1" if about.own is None else f"{about.own.frames}n+{about.own.blended}"
+        raise InputError(f"--frames {frames}: give {rule} of them, such as {about.filled(4 * every + 1)}")
+    width, height = check_size(args.size or ("64x48" if small else "1280x720"), vae.spatial)
+    if args.half == "decode":
+        s = vae.spatial
+        data = noise_latent(vae.latent_channels, about.latents(frames), height // s, width // s)
+    elif not vae.can_encode:
+        raise InputError(f"{args.weights}: holds a decoder only; profile decode")
+    else:
+        data = noise_video(frames, height, width)
+    found = profile(vae, args.half, data, args.runs)
+    print("\n".join(found.lines()))
+    if args.json is not None:
+        write_json(args.json, found.record())
+    return 0

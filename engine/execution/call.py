@@ -1,0 +1,331 @@
+"""One decode or encode from request to result: plan, attempts, report, and the rescue when memory runs out or values
+overflow."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .. import log
+from ..calibration.sampling import latent_samples, video_samples
+from ..errors import PlanError
+from ..kernels.conv3d.tuned import held
+from ..kernels.targets import target
+from ..network.steps import latent_of
+from ..planning.plan import Plan
+from ..precision.policy import Policy
+from ..report import Report
+from ..request import Request
+from ..runtime.allowance import Allowance
+from ..runtime.kept import KEPT
+from ..runtime.pixels import to_unit
+from ..runtime.pressure import out_of_memory
+from ..system.devices import empty_device_cache, keeps_blocks, make_way, synchronize
+from ..system.memory import GIB
+from ..tuning import kept as tuning
+from . import clip, own_clip
+from .core import Core
+from .guard import Guard, NonFinite
+from .halves import other_half
+from .progress import Ticker
+from .results import Finished, Results
+from .video import StreamVideo, TensorVideo
+from .within import within
+
+#: Part of its memory by which a run of plain torch is allowed more.
+MORE = 8
+#: Called with the plan of each attempt before it begins.
+OnPlan = Callable[[Plan], None]
+
+
+def decode(
+    core: Core, z: clip.Latents, request: Request, tick: Ticker, results: Results, wanted: range,
+    size: tuple[int, int, int, int], on_plan: OnPlan | None = None, made: Plan | None = None, seed: int | None = None,
+    policy: Policy | None = None,
+) -> Iterator[Finished]:  # fmt: skip
+    """Decode latents to the wanted frames of every clip, into `results`; yield the finished ones that `results` passes
+    on.
+
+    Args:
+        z: latents in the form that `Core.inside` returns.
+        wanted: frames of each clip.
+        size: clips, frames, height and width for the report.
+        on_plan: called with the plan of each attempt.
+        made: a plan for this call.
+        seed: of noise that the decoder adds itself.
+        policy: the operands of the whole clips, where they have been settled.
+    """
+    report = core._begin("decode", size)
+    count, h, w = z.shape[2:]
+    guard = Guard(tick, core.device, report.events, core.asks())
+    guard.alone = policy is None
+    first, last = core.model.decoder.program.window(wanted.start, wanted.stop, count)
+    if core.architecture.own is None:
+        report.lead = latent_of(wanted.start, core.temporal) - first
+
+    def attempt(vae: Core, plan: Plan) -> Iterator[int]:
+        walk = clip if plan.own is None else own_clip
+        return walk.decode(vae._half("decoder", plan, seed), z, plan, results, guard, wanted)
+
+    samples = functools.partial(decoder_samples, z)
+    plan = _planning(core, "decoder", lambda: (last - first, h, w), request, (0, 0), samples, guard.tick.check, made,
+                     policy)  # fmt: skip
+    with closing(_survive(core, report, guard, request, plan, attempt, on_plan)) as steps:
+        for _ in steps:
+            yield from results.ready()
+    yield from results.ready()
+    report.complete = True
+
+
+def encode(
+    core: Core, video: TensorVideo | StreamVideo, request: Request, tick: Ticker, results: Results, wanted: range,
+    on_plan: OnPlan | None = None, made: Plan | None = None, policy: Policy | None = None,
+) -> Iterator[Finished]:  # fmt: skip
+    """Encode frames to the wanted moments [n, h, w, 2C] of every clip, into `results`; yield the finished ones that
+    `results` passes on. made, policy: as in `decode`."""
+    report = core._begin("encode", video.size)
+    s, t, program, own = core.architecture.spatial, core.temporal, core.model.encoder.program, core.architecture.own
+    guard = Guard(tick, core.device, report.events, core.asks())
+    guard.alone = policy is None
+
+    def window(first: int) -> tuple[int, int]:
+        latents = clip.UNKNOWN if video.count is None else core.architecture.latents(video.count)
+        return program.window(first, min(wanted.stop, latents), latents)
+
+    def size() -> tuple[int, int, int]:
+        first, last = window(wanted.start)
+        return last - first, video.height // s, video.width // s
+
+    def attempt(vae: Core, plan: Plan) -> Iterator[int]:
+        walk = clip if plan.own is None else own_clip
+        return walk.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
+
+    if program.unstreamed:
+        video.fill(clip.UNKNOWN)
+    rest = video.height % s, video.width % s
+    samples = functools.partial(encoder_samples, video)
+    plan = _planning(core, "encoder", size, request, rest, samples, guard.tick.check, made, policy)
+    with closing(_survive(core, report, guard, request, plan, attempt, on_plan)) as steps:
+        for needed in steps:
+            yield from results.ready()
+            if own is None:
+                video.drop(t * window(guard.finished[0])[0])
+                video.fill(t * (needed - 1) + 1)
+            else:
+                video.drop(own.frames * (guard.finished[0] // own.latents))
+                video.fill(needed)
+    yield from results.ready()
+    report.clip = video.size
+    report.complete = True
+
+
+def decoder_samples(z: clip.Latents, vae: Core, device: torch.device | None = None) -> list[Tensor]:
+    """Return the samples that settle the decoder's operands, unscaled, on `device` (None: the VAE's)."""
+    return [p.to(device or vae.device).float() / vae.scale for p in latent_samples(z)]
+
+
+def encoder_samples(video: TensorVideo | StreamVideo, vae: Core, device: torch.device | None = None) -> list[Tensor]:
+    """Return the samples that settle the encoder's operands, on `device` (None: the VAE's)."""
+    in_units = to_unit if vae.architecture.own is None else vae.architecture.own.in_units
+    return [in_units(p.to(device or vae.device)) for p in video_samples(video.sample())]
+
+
+def _planning(
+    core: Core, half: str, size: Callable[[], tuple[int, int, int]], request: Request, rest: tuple[int, int],
+    samples: Callable[..., list[Tensor]], check: Callable[[], None], made: Plan | None, policy: Policy | None,
+) -> Callable[[Core, int], Plan]:  # fmt: skip
+    """Return plan(vae, below), which settles the operands by `samples` of the clip and then calls `Core._plan`. `made`
+    is for the first attempt, if the VAE and the operands are those it was planned with."""
+
+    def plan(vae: Core, below: int) -> Plan:
+        nonlocal made
+        kept, made = made, None
+        changed = not below and vae._settle(half, lambda *there: samples(vae, *there), policy)
+        again = functools.partial(vae._plan, half, size(), request, rest, below, check)
+        try:
+            return again(None if changed or vae is not core else kept)
+        except PlanError:
+            # A transformer's weights, which wait on the device for the next decode, may be all that is in the way.
+            if vae.architecture.own is None or half == "decoder" or not vae.release_packed(keep=half):
+                raise
+        return again()
+
+    return plan
+
+
+def _survive(
+    core: Core, report: Report, guard: Guard, request: Request, plan: Callable[[Core, int], Plan],
+    attempt: Callable[[Core, Plan], Iterator[int]], on_plan: OnPlan | None,
+) -> Iterator[int]:
+    """Repeat attempt(vae, plan) until it succeeds: under leaner plans where memory runs out, and in a safer precision
+    where values overflow. plan(vae, below): from `_planning`; on_plan(plan) is called before each attempt."""
+    # A clip keeps the schedules that it began with.
+    half = f"{report.operation}r"
+    tuning.of(core.device, core.kernels(half))
+    with core._claimed() as vae, report.measured(core.device), held(core.device):
+        report.precision = vae.precision
+        while True:
+            try:
+                with report.stage("plan"):
+                    first = _planned(functools.partial(plan, vae, 0), guard)
+                describe(vae, report, first)
+                if first.note:
+                    log.once(f"{report.operation}: {first.note}")
+                _, frames, height, width = report.clip
+                log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
+                leaner = functools.partial(_leaner, vae, half, request, plan)
+                tries = guard.survive(functools.partial(_attempt, vae, report, attempt, on_plan), first, leaner)
+                last = yield from within(functools.partial(vae._scope, half), tries)
+            except NonFinite as error:
+                where = error.where
+            except Exception as error:
+                if not vae._without_kernels(half, error):
+                    raise
+                report.precision = vae.precision
+                continue
+            else:
+                describe(vae, report, last)
+                _describe_graphs(vae, report, last)
+                return
+            guard.handover = None  # its histories have another type, or are 8 bit with other scales
+            vae = vae._safer(where)
+            report.precision += f", then {vae.precision}"
+            guard.events["nan_reruns"] += 1
+
+
+def _attempt(
+    vae: Core, report: Report, attempt: Callable[[Core, Plan], Iterator[int]], on_plan: OnPlan | None, plan: Plan
+) -> Iterator[int]:
+    if on_plan is not None:
+        on_plan(plan)
+    half = f"{report.operation}r"
+    if plan.fused:
+        if vae._plain.release(keep=other_half(half)):  # plans count a component's weights in one form
+            empty_device_cache()
+        _pack(vae, report, half, plan)
+    elif plan.own is None:
+        vae._fused.release(keep=other_half(half))
+    as_run = plan.fused if plan.own is None else plan.own.layers
+    if plan.tiled or not as_run:
+        KEPT.release(vae.device)  # other runs reuse it, or free it themselves
+    if not as_run:
+        make_way(vae.device, getattr(vae.model, half))
+    limits = _plain(plan) and keeps_blocks(vae.device)
+    held = vae._held(half) + vae._plain.gaps(half)
+    with Allowance(vae.device, plan.own_bytes, held, limits) as allowance:
+        steps = within(allowance.step, attempt(vae, plan))
+        # Only the steps are timed: between them the caller works.
+        yield from within(lambda: report.stage(report.operation), steps)
+
+
+def _plain(plan: Plan) -> bool:
+    """Check if plain torch runs the plan, not the fused kernels or a transformer's layers."""
+    return not plan.fused and not (plan.own and plan.own.layers)
+
+
+def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:
+    """Call plan(), which may measure on the device; call it once more if that finds no memory, after others have freed
+    some."""
+    try:
+        return plan()
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+    guard.relieve_operator()
+    return plan()
+
+
+def _leaner(
+    vae: Core, half: str, request: Request, plan: Callable[[Core, int], Plan], failed: Plan
+) -> Plan | None:
+    """Return the plan to go on with after one that found no memory.
+
+    Plain torch is first allowed more, if the target and the card have it: its libraries may have taken more than its
+    plan counts. Otherwise the plan has a lower peak, by a tenth if there is one, as parking goes in steps of megabytes;
+    blended tiles only where nothing else is left."""
+    if _plain(failed) and keeps_blocks(vae.device):
+        more = replace(failed, peak_bytes=failed.peak_bytes + failed.own_bytes // MORE)
+        if vae._limits(half, request).hold(more):
+            return more
+    other = None
+    for share in (0.9, 1.0):
+        try:
+            found = plan(vae, int(share * failed.peak_bytes))
+        except PlanError:
+            continue
+        if found.tiled == failed.tiled:
+            return found
+        other = other or found
+    return other
+
+
+# -- what the report says ----------------------------------------------------------------------------------------------
+
+
+def describe(vae: Core, report: Report, plan: Plan) -> None:
+    """Fill in the report of a run before it starts."""
+    half = f"{report.operation}r"
+    layout = "NDHWC" if plan.fused else vae._plain.layout
+    if layout == "NDHWC":
+        log.once("Channels_Last_3D Memory Format Applied.", log.info)
+    if plan.fused and vae.device.type == "cuda":
+        log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
+    here = vae.kernels(half)
+    report.kernels = "" if here is None else here.words
+    report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
+    if plan.own is not None and plan.own.layers:
+        kind = vae._mixed.mode.kind
+        report.mode = f"a transformer, its products in {kind or vae.precision} by the libraries"
+    elif not plan.fused and vae.fused() is not None and (why := vae.planner.walk.why_not(half)):
+        log.once(f"{vae.arch} {half}: plain torch instead of the fused kernels: {why}")
+    report.plan = plan.describe()
+    report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
+    off = vae.unused(plan.fused or plan.own is not None)
+    if plan.own is not None and not plan.own.layers:
+        off.setdefault("cuda_graphs", "an encoder of tiles runs without them")
+    elif plan.own is not None and vae.device.type == "cuda" and vae.options.cuda_graphs:
+        off.pop("cuda_graphs", None)  # its products are the libraries', with fused kernels or without
+    report.off = list(off.items())
+    if plan.fused:
+        report.schedules = tuning.words(vae.device, vae.kernels(half))
+        _describe_operands(vae, report)
+
+
+def _describe_operands(vae: Core, report: Report) -> None:
+    half = f"{report.operation}r"
+    report.operands = vae._mixed.describe(half)
+    vae._mixed.note(report, half)
+    if vae.device.type == "cpu" and vae._mixed.mode.kind:
+        report.mode = "fused network on the reference operators (NDHWC)"
+    elif "fp8" in vae._mixed.policy(half).kinds.values():
+        log.once(f"sm_{target(vae.device).capability} FP8 Path Activated.", log.info)
+
+
+def _describe_graphs(vae: Core, report: Report, plan: Plan) -> None:
+    """Fill in the report's part on CUDA graphs after a run."""
+    layers = plan.own is not None and plan.own.layers
+    runs = vae._tiled.runs if layers else vae._fused.runs
+    if not (layers or (plan.fused and plan.own is None)) or "cuda_graphs" in dict(report.off):
+        return
+    if runs.no_graphs:
+        report.off.append(("cuda_graphs", runs.no_graphs))
+        return
+    done, chunks = runs.replayed
+    report.mode = f"{report.mode}, {done} of {chunks} chunks replayed from CUDA graphs"
+    log.once("CUDA Graph Captured (Decoding Latency Optimized).", log.info)
+
+
+def _pack(vae: Core, report: Report, half: str, plan: Plan) -> None:
+    """Compile the kernels of "decoder" or "encoder" and pack its weights, if they are not packed, timed as a stage of
+    its own."""
+    if not vae._fused.packed_bytes(half):
+        with report.stage("weights"):
+            with vae._choices.loading(half):
+                vae._fused.pack(half, plan.own_bytes)
+            if vae.device.type == "cuda":
+                synchronize(vae.device)

@@ -1,0 +1,168 @@
+"""Encoder and decoder of a model with native tiles (one that tiles itself), as execution/own_clip.py uses them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from ..network.fused import FusedEncoder
+from ..network.plain import Half, Network
+from ..network.steps import Steps
+from ..network.stream import encode_features, encode_moments
+from ..network.tiled import TiledProgram
+from ..network.tokens import TokenNetwork
+from ..options import Options
+from ..planning.plan import Plan
+from ..system.devices import empty_device_cache
+from .guard import Guard
+from .reuse import Runs, allocated
+
+
+class OwnHalves:
+    """Encoder and decoder of a self-tiling model: packed when first used, dropped by `release`; empty for other models.
+    kind: 8-bit type of the decoder's products, None: `dtype`."""
+
+    def __init__(self, model: Network, dtype: torch.dtype, options: Options, kind: str | None) -> None:
+        self._model, self._dtype, self._options, self._kind = model, dtype, options, kind
+        self._tokens: TokenNetwork | None = None
+        #: Runs of the decoder.
+        self.runs = Runs(options.cuda_graphs)
+
+    def half(
+        self, name: str, plan: Plan, device: torch.device, fused: Callable[[], FusedEncoder],
+        plain: Callable[[str, torch.device], Half],
+    ) -> TokenHalf | FusedTileHalf | PlainTileHalf:  # fmt: skip
+        """Return "encoder" or "decoder" for clips.
+
+        Args:
+            fused: returns the encoder packed for the fused operators.
+            plain: returns a component with its weights on the device.
+        """
+        if name == "decoder":
+            return self._decoder(plan, device)
+        if plan.fused:
+            return FusedTileHalf(fused(), self._model.encoder.program, self._options, plan.steps.frames)
+        return PlainTileHalf(plain(name, device), self._dtype, plan.steps)
+
+    def _decoder(self, plan: Plan, device: torch.device) -> TokenHalf:
+        """Return the decoder with as many layers on the device as the plan says."""
+        kept = self._tokens
+        if kept is None or kept.device != device or kept.resident != plan.own.resident:
+            self.release()
+            del kept
+            backend = "auto" if self._options.triton_fusion else "reference"
+            with torch.inference_mode(False), torch.no_grad():  # whatever the caller's mode: it serves later calls
+                self._tokens = TokenNetwork(
+                    self._model.decoder, self._dtype, device, self._kind, plan.own.resident, backend
+                )
+            if device.type == "cuda":
+                empty_device_cache()  # 8-bit weights are made from fp32 ones
+        return TokenHalf(self._tokens, self._model.decoder.program, self._options, plan, self.runs)
+
+    def release(self, keep: str = "") -> int:
+        """Free graphs, and weights unless `keep` is "decoder"; return the weights' bytes on the device."""
+        self.runs.forget()
+        if keep == "decoder":
+            return 0
+        freed, self._tokens = self.nbytes, None
+        return freed
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of layers on the device."""
+        return 0 if self._tokens is None else self._tokens.nbytes
+
+
+class TokenHalf:
+    """A decoder made of a transformer."""
+
+    def __init__(
+        self, network: TokenNetwork, program: TiledProgram, options: Options, plan: Plan, runs: Runs
+    ) -> None:  # fmt: skip
+        self.program, self.ahead, self.dtype = program, options.overlap, network.dtype
+        self._network, self._plan, self._runs = network, plan, runs
+        self._frame = math.prod(plan.own.grid)
+
+    def aside(self) -> AbstractContextManager[None]:
+        return self._runs.aside(self._plan, self._network.device)
+
+    @contextmanager
+    def memory(self, guard: Guard) -> Iterator[None]:
+        """Scope the memory, which is taken when the first tile is there."""
+        with ExitStack() as self._stack:
+            self._guard, self._taken = guard, None
+            yield
+
+    def decode(self, tiles: Sequence[Tensor], check: Callable[[], None], left: int) -> Iterator[Tensor]:
+        if self._taken is None:
+            size = tuple(tiles[0].shape[1:])
+            make = functools.partial(self._network.memory, size, self._frame)
+            taken = self._runs.run(make, self._network, (size, self._frame), self._plan, self._guard)
+            self._taken = self._stack.enter_context(taken)
+        run, graphs = self._taken
+        through = graphs and functools.partial(graphs.chunk, left=left)
+        return self._network.decode(tiles, self._frame, check, run, through)
+
+
+class FusedTileHalf:
+    """An encoder on the fused operators, which takes one tile after another through one Run."""
+
+    dtype = torch.float32
+
+    def __init__(self, network: FusedEncoder, program: TiledProgram, options: Options, frames: int) -> None:
+        """frames: per step at full size."""
+        self.program, self.ahead = program, options.overlap
+        self._network, self._frames = network, frames
+        self._size: tuple[int, ...] | None = None
+
+    @contextmanager
+    def memory(self, guard: Guard) -> Iterator[None]:
+        """Scope the memory, which is taken when the first tile is there, and again for a tile of another size."""
+        self._guard, self._held = guard, None
+        try:
+            yield
+        finally:
+            self._free()
+
+    def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        if tuple(frames.shape) != self._size:
+            self._free()
+            run = self._network.tile_run(*frames.shape[:3], self._frames, frames.device)
+            self._held = allocated(run, self._guard)
+            self._held.__enter__()
+            self._run, self._size = run, tuple(frames.shape)
+        self._run.restart()
+        return self._network.chunk(self._run, frames, self._frames), self._run.health
+
+    def _free(self) -> None:
+        held, self._held, self._size = self._held, None, None
+        if held is not None:
+            held.__exit__(None, None, None)
+
+
+class PlainTileHalf:
+    """An encoder of plain modules."""
+
+    ahead, dtype = False, torch.float32
+
+    def __init__(self, half: Half, dtype: torch.dtype, steps: Steps) -> None:
+        self.program = half.program
+        self._half, self._type, self._steps = half, dtype, steps
+
+    def memory(self, guard: Guard) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        x = frames.permute(3, 0, 1, 2)[None].to(self._type)
+        features = encode_features(self._half, [x], self._steps, _nothing)
+        moments = torch.cat(list(encode_moments(self._half, features, _nothing)), 2)[0].float()
+        return moments.permute(1, 2, 3, 0), moments.sum()
+
+
+def _nothing() -> None:
+    """Do nothing: the tile loop checks for cancellation between tiles."""

@@ -1,0 +1,195 @@
+"""Interface between the clip loop and the passes that compute its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..network.steps import UNKNOWN
+from ..planning.plan import Plan
+from ..runtime.handover import Handover
+from .guard import Guard
+from .results import Results
+
+#: emit(results [n, H, W, C], health) takes the next results of a part, which are valid until it returns. health:
+#: float32 [], finite if all values that they were made of were.
+Emit = Callable[[Tensor, Tensor], None]
+#: cut(first, end) returns the input for latents [first, end) of a clip or tile: frames, features, or the latents.
+Cut = Callable[[int, int], Tensor]
+
+
+class Part(NamedTuple):
+    """Input for the latents [first, end) of a clip."""
+
+    data: Tensor
+    first: int
+    end: int
+
+
+#: "first": the first part of a clip holds all of it. "last": all results come with the last part.
+Gathers = Literal["", "first", "last"]
+
+
+class Span(NamedTuple):
+    """Latents [first, last) of a clip that go through a pass; last None: up to those that the wanted results take.
+
+    index: of the pass among all passes. edges: latents at which steps, and so chunks, begin."""
+
+    clip: int
+    first: int
+    last: int | None
+    index: int
+    edges: tuple[int, ...]
+
+
+class Video(Protocol):
+    """Frames of clips of one size. count: frames of each clip; None while unknown."""
+
+    batch: int
+    height: int
+    width: int
+    count: int | None
+
+    def frames(self, clip: int, first: int, end: int) -> Tensor:
+        """Return frames [first, end), or as many of them as there are: [f, H, W, 3] in 0..1, or bytes."""
+
+
+class Pass(Protocol):
+    """Takes clips or tiles of one size, one after the other, through a component or a part of it."""
+
+    gathers: Gathers
+
+    def aside(self) -> AbstractContextManager[object]:
+        """Enter the stream of its work, around everything else; between two chunks it may be left."""
+
+    def memory(self) -> AbstractContextManager[object]:
+        """Hold its memory inside."""
+
+    def begins(self, first: int) -> tuple[int, ...]:
+        """Return for each of its steps the first latent of a clip that it has to see for results from `first` on."""
+
+    def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
+        """Begin a clip for results from `first` on, or continue it where an earlier attempt left it.
+
+        Args:
+            clip: number of the clip.
+            first: the first wanted result.
+            left: state that an earlier attempt left; used up.
+
+        Returns: how many of its latents are through or are not needed, and how many of its results are out. If all
+        steps begin with one latent, as with a clip of their own, both count from there.
+        """
+
+    def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
+        """Take each part through the network; yield after each."""
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Input and output of a component in one call.
+
+    height, width: of the input. dtype: of the results. first: the first wanted result. length: latents of a clip; end:
+    the result after the last wanted one. Both return UNKNOWN until a stream of frames has ended."""
+
+    half: Half
+    batch: int
+    height: int
+    width: int
+    dtype: torch.dtype
+    plan: Plan
+    guard: Guard
+    first: int
+    length: Callable[[], int]
+    end: Callable[[], int]
+
+    @property
+    def latents(self) -> int:
+        return self.length()
+
+    def window(self, first: int, end: int) -> tuple[int, int]:
+        """Return the latents [first, end) that suffice for these results."""
+        return self.half.program.window(first, end, self.latents)
+
+    def begin(self, results: Results) -> None:
+        """Start an attempt."""
+        if self.guard.begin(self.plan.grid, results.given):
+            results.begin()
+        if self.plan.tiled:
+            self.guard.chunks = None
+        spans = [self.window(self.first, self.end())]
+        if self.plan.tiled and self.end() < UNKNOWN:
+            spans = [self.window(a, b) for a, b in self._blocks(results)]
+        latents = max((last - first for first, last in spans), default=1)
+        passes = self.batch * len(spans) * self._passes
+        self.guard.count(None if self.latents == UNKNOWN else latents, self.plan.steps.latents, passes)
+
+    def unfinished(self, results: Results) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the unfinished blocks of results [a, b) of clips in tiles, in order, as (clip, passes before, a, b)."""
+        index = 0
+        for clip in range(self.batch):
+            for first, end in self._blocks(results):
+                if self.guard.finished[clip] < end:
+                    yield clip, index, first, end
+                index += self._passes
+
+    @property
+    def _passes(self) -> int:
+        """Return the number of passes: one for each tile and one for the part on whole frames; 1 without tiles."""
+        return len(self.plan.grid) + 1 if self.plan.tiled else 1
+
+    def _blocks(self, results: Results) -> Iterator[tuple[int, int]]:
+        first, size = self.guard.first, results.block or UNKNOWN
+        while first < self.end():
+            yield first, min(first + size, self.end())
+            first += size
+
+
+class Description(Protocol):
+    """Properties of a component that its Program states."""
+
+    half: str
+    #: All of a clip has to be available from the start.
+    gathers: bool
+
+    #: Steps begin with multiples of so many latents.
+    cycle: int
+
+    @property
+    def staged(self) -> bool:
+        """Check whether a part of a clip keeps its place there, and needs of each step only the input of later ones."""
+
+    @property
+    def late(self) -> bool:
+        """Check whether results come later than their own input, the last ones when the clip ends."""
+
+    def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
+        """Return the latents that suffice for results [first, end) of a clip of `latents`."""
+
+
+class Half(Protocol):
+    """A component of a network, ready to run on a device.
+
+    A decoder takes latents [C, n, h, w] and makes pixels, an encoder takes frames [f, H, W, 3] in 0..1 (or bytes) and
+    makes moments; features between the part on whole frames and the part on tiles are [n, h, w, C]."""
+
+    program: Description
+    spatial: int
+    temporal: int
+    #: Results may be copied to the host while the next ones are made.
+    ahead: bool
+
+    def whole(self, clips: Clips) -> Pass:
+        """Return the pass of the whole component on whole frames. A decoder's pixels have the output's type."""
+
+    def low(self, clips: Clips) -> Pass:
+        """Return the pass on whole frames that goes with tiles.
+
+        It is a decoder's first part, which makes features, or an encoder's last."""
+
+    def tile(self, clips: Clips) -> Pass:
+        """Return the pass of the rest, on tiles. A decoder's pixels are float32 [m, H, W, 3], 0..1, not clamped."""

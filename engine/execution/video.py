@@ -1,0 +1,163 @@
+"""Input frames of an encode: those of a tensor, or of a stream as it comes."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..request import check_video
+
+
+class TensorVideo:
+    """Frames of a checked tensor [B, F, H, W, 3]."""
+
+    def __init__(self, video: Tensor, still: bool = False) -> None:
+        """still: pictures, which are frames of one clip."""
+        #: Clips, frames, height and width, as they were given.
+        self.size = tuple(video.shape[:4])
+        self._still = still
+        self._video = video.flatten(0, 1)[None] if still else video
+        self.batch, self.count, self.height, self.width, _ = self._video.shape
+
+    @property
+    def all(self) -> Tensor:
+        """Return the frames of every clip."""
+        return self._video
+
+    def of(self, clips: slice) -> TensorVideo:
+        """Return some of the clips."""
+        return self if self._still else TensorVideo(self._video[clips])  # pictures are frames of one clip
+
+    def frames(self, clip: int, first: int, end: int) -> Tensor:
+        """Return frames [first, end) of a clip, [n, H, W, C]."""
+        return self._video[clip, first:end]
+
+    def sample(self) -> Tensor:
+        """Return the frames that calibration takes samples from, [F, H, W, 3]."""
+        return self._video[0]
+
+    def fill(self, end: int) -> None:
+        """Do nothing: all frames are there."""
+
+    def drop(self, first: int) -> None:
+        """Do nothing: no frame is released."""
+
+
+class StreamVideo:
+    """One clip's frames as an iterator gives them: [H, W, C] or [f, H, W, C] each, all of one size and type.
+
+    `fill` takes frames from the iterator, `drop` releases them; `frames` may be called by any thread.
+    """
+
+    batch = 1
+
+    def __init__(
+        self, frames: Iterable[Tensor], spatial: int, count: int | None = None, colours: int = 3,
+        any_range: bool = False,
+    ) -> None:  # fmt: skip
+        """count: of all frames, where it is known. colours: C. Raises InputError as `check_video` does, now or when
+        later frames come."""
+        self._coming: Iterator[Tensor] | None = iter(frames)
+        self._spatial, self._colours, self._any_range = spatial, colours, any_range
+        self._pieces: deque[Tensor] = deque()
+        self._changing = threading.Lock()
+        #: The number of the first piece's first frame, and the number after the last piece's last frame.
+        self._first = self._end = 0
+        self.count = count
+        self.fill(1)
+        if not self._end:
+            raise InputError("the stream of frames is empty")
+        self.height, self.width = self._pieces[0].shape[1:3]
+
+    @property
+    def size(self) -> tuple[int, int, int, int]:
+        return 1, self.count or 0, self.height, self.width
+
+    def of(self, clips: slice) -> StreamVideo | SharedVideo:
+        """Return the stream for one device alone, or for one of several."""
+        return self if clips == slice(None) else SharedVideo(self)
+
+    def has(self, end: int) -> bool:
+        """Return True if the frames before number `end`, or all there are, have been taken."""
+        return self._end >= end or self._coming is None or self._end == self.count
+
+    def fill(self, end: int) -> None:
+        """Take the frames before number `end`, or all there are, from the iterator."""
+        while self._end < end and self._coming is not None:
+            piece = next(self._coming, None)
+            if piece is None:
+                self._finish()
+                return
+            piece = self._checked(piece)
+            with self._changing:
+                self._pieces.append(piece)
+                self._end += len(piece)
+
+    def end(self) -> None:
+        """Check, after the last result, that no more frames come than were announced; raises InputError otherwise."""
+        if self.count is not None:
+            self.fill(self.count + 1)
+            if self._end > self.count:
+                raise InputError(f"the stream of frames goes on behind the {self.count} that were announced")
+
+    def _finish(self) -> None:
+        self._coming = None
+        if self.count is not None and self._end < self.count:
+            raise InputError(f"the stream of frames ends after {self._end}, and {self.count} were announced")
+        self.count = self._end
+
+    def _checked(self, piece: Tensor) -> Tensor:
+        try:
+            piece = check_video(piece[None] if piece.ndim == 3 else piece, self._spatial, False, self._colours,
+                                self._any_range)  # fmt: skip
+            if piece.shape[0] != 1:
+                raise InputError(f"a stream is of one clip, and this is of {piece.shape[0]}")
+        except InputError as error:
+            raise InputError(f"frame {self._end} of the stream: {error}") from None
+        piece = piece[0]
+        if self._pieces and (piece.shape[1:], piece.dtype) != (self._pieces[0].shape[1:], self._pieces[0].dtype):
+            now, before = (f"{p.shape[2]}x{p.shape[1]} in {p.dtype}" for p in (piece, self._pieces[0]))
+            raise InputError(f"frame {self._end} of the stream is {now}, those before are {before}: give one kind")
+        return piece
+
+    def drop(self, first: int) -> None:
+        """Release the frames before number `first`."""
+        with self._changing:
+            while len(self._pieces) > 1 and self._first + len(self._pieces[0]) <= first:
+                self._first += len(self._pieces.popleft())
+
+    def frames(self, clip: int, first: int, end: int) -> Tensor:
+        """Return frames [first, end) that have been taken and not released, [n, H, W, C]."""
+        with self._changing:
+            parts, at, pieces = [], self._first, list(self._pieces)
+        for piece in pieces:
+            part = piece[max(first - at, 0) : max(end - at, 0)]
+            if len(part):
+                parts.append(part)
+            at += len(piece)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def sample(self) -> Tensor:
+        """Return the frames that calibration takes samples from: those taken so far and not released."""
+        return torch.cat(list(self._pieces))
+
+
+class SharedVideo:
+    """Frames of a stream that several devices read; its owner takes and releases them."""
+
+    batch = 1
+
+    def __init__(self, video: StreamVideo) -> None:
+        self.size, self.count, self.height, self.width = video.size, video.count, video.height, video.width
+        self.frames, self.sample = video.frames, video.sample
+
+    def fill(self, end: int) -> None:
+        """Do nothing: the frames are there."""
+
+    def drop(self, first: int) -> None:
+        """Do nothing: no frame is released."""

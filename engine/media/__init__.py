@@ -1,0 +1,1 @@
+"""Clips, pictures, sound and latents in files."""

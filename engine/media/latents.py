@@ -1,0 +1,229 @@
+"""Latent files: our own safetensors and ComfyUI's `.latent`."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from .. import log
+from ..errors import InputError
+from ..request import check_dense
+from ..system.finite import all_finite
+from ..system.writing import replacing, stamp, unwritable, write_tensors
+from . import latent_note
+
+_LEGACY_SCALE = 1 / 0.18215  # ComfyUI's Load Latent applies it to files without the version marker
+
+
+def write_latent(path: str | Path, latent: torch.Tensor, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a host-scaled latent [B, C, T, h, w], or pictures' [B, C, h, w], with optional text metadata (`fps`, ...)
+    and the note of the VAE that made it, if the tensor has one.
+
+    The tensor is called `latent`; in a file ending in .latent it is `latent_tensor`, with a version marker, which is
+    what ComfyUI's Load Latent reads.
+    """
+    check_dense(latent, "a latent")
+    if latent.ndim not in (4, 5):
+        raise InputError(f"{path}: latent shape {list(latent.shape)} is not [batch, channels, time, height, width]")
+    if Path(path).suffix.lower() == ".latent":
+        tensors = {"latent_tensor": latent, "latent_format_version_0": torch.empty(0)}
+    else:
+        tensors = {"latent": latent}
+    write_tensors(path, tensors, {**latent_note.found(latent), **(metadata or {})})
+
+
+class LatentFile:
+    """Host-scaled latents [B, C, T, h, w] of a file, read when they are needed: file[clip, :, first:end].
+
+    Reads our own key `latent` and ComfyUI's `latent_tensor` (as in ComfyUI, a file without the marker
+    `latent_format_version_0` is multiplied by 1/0.18215). SeedVR2's collapsed form [B, C*T, h, w] is unfolded, [C, T,
+    h, w] gets a batch axis; a shape that could be both is refused. Raises InputError for anything else, and for NaN or
+    infinite values when they are read.
+    """
+
+    def __init__(
+        self, path: str | Path, channels: int = 16, item: int | None = None, still: bool = False
+    ) -> None:
+        """Read the header. item: the only clip of the file that is used. still: four axes are pictures, [B, C, h,
+        w]."""
+        self.path = Path(path)
+        with _opened(self.path) as file:
+            self._stamp = stamp(self.path)
+            #: Note of the VAE that made it, as from `latent_note.note_of`; empty if the file has none.
+            self.vae_note = latent_note.in_metadata(file.metadata() or {})
+            names = set(file.keys())
+            comfy = "latent" not in names
+            self._name = "latent_tensor" if comfy else "latent"
+            there = file.get_slice(self._name)
+            shape, kind = list(there.get_shape()), there.get_dtype()
+        if kind not in _FLOATS:
+            raise InputError(f"{path}: the latent is {_KINDS.get(kind, kind)}; a float type is needed")
+        self._scale = 1.0
+        if comfy and "latent_format_version_0" not in names:
+            log.once(f"{path}: no latent_format_version_0 marker, so it is multiplied by 1/0.18215 as ComfyUI does")
+            self._scale = _LEGACY_SCALE
+        if still and len(shape) == 4:
+            whole, self._form = [*shape[:2], 1, *shape[2:]], "still"
+        else:
+            whole, self._form = _five_axes(path, shape, channels, batched=comfy)
+        if whole[1] != channels:
+            raise InputError(f"{path}: has {whole[1]} channels, not {channels} (shape {whole})")
+        if not self.vae_note:
+            log.once(f"{path}: does not say which VAE made it; check that it is the one that decodes it")
+        if not min(whole):
+            raise InputError(f"{path}: the latent is empty (shape {whole})")
+        if item is not None and not 0 <= item < whole[0]:
+            raise InputError(f"--item {item}: {path} holds {whole[0]} clip(s), numbered from 0")
+        self._first = item or 0
+        self.shape = torch.Size(whole if item is None else [1, *whole[1:]])
+
+    def __getitem__(self, place: tuple[int, slice, slice]) -> torch.Tensor:
+        """Return [C, n, h, w] in float32; the slice of channels must be all of them."""
+        clip, _, frames = place
+        clip, (first, end, _) = self._first + clip, frames.indices(self.shape[2])
+        with _opened(self.path) as file:
+            if stamp(self.path) != self._stamp:
+                raise InputError(f"{self.path}: was written anew while it was read; begin again")
+            there = file.get_slice(self._name)
+            if self._form == "whole":
+                part = there[clip : clip + 1, :, first:end][0]
+            elif self._form == "still":
+                part = there[clip : clip + 1][0][:, None][:, first:end]
+            elif self._form == "unbatched":
+                part = there[:, first:end]
+            else:
+                starts = range(0, self.shape[1] * self.shape[2], self.shape[2])
+                part = torch.stack([there[clip : clip + 1, at + first : at + end][0] for at in starts])
+        part = part.float()
+        if self._scale != 1.0:
+            part = part * self._scale
+        if not all_finite(part):
+            raise InputError(f"{self.path}: the latent holds NaN or infinite values; it was broken before it was saved")
+        return part
+
+    def read(self) -> torch.Tensor:
+        """Return everything as float32 [B, C, T, h, w], with the file's note of the VAE that made it."""
+        return latent_note.marked(torch.stack([self[clip, :, :] for clip in range(self.shape[0])]), self.vae_note)
+
+
+def read_latent(path: str | Path, channels: int = 16, still: bool = False) -> torch.Tensor:
+    """Return all latents of a LatentFile."""
+    return LatentFile(path, channels, still=still).read()
+
+
+def latent_metadata(path: str | Path) -> dict[str, str]:
+    """Return the text metadata of a latent file (header only), empty for most files made elsewhere."""
+    with _opened(Path(path)) as file:
+        return dict(file.metadata() or {})
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    check_file(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            if not names & {"latent", "latent_tensor"}:
+                found = ", ".join(sorted(names)[:3]) or "nothing"
+                raise InputError(f"{path}: not a latent file, it has no tensor latent or latent_tensor (found {found})")
+            yield file
+    except SafetensorError as error:
+        raise InputError(f"{path}: not a readable safetensors latent file ({error})") from error
+
+
+def check_file(path: Path) -> None:
+    """Raise InputError if there is no ordinary file."""
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    if not path.is_file():
+        raise InputError(f"{path}: is a {'folder' if path.is_dir() else 'pipe or a device'}, not a file")
+
+
+def _five_axes(path: str | Path, shape: list[int], channels: int, batched: bool) -> tuple[list[int], str]:
+    """Return the shape as [B, C, T, h, w], and the form in the file: "whole", "unbatched" or "collapsed"."""
+    if len(shape) == 5:
+        return shape, "whole"
+    if len(shape) == 4:
+        collapsed = shape[1] > 0 and shape[1] % channels == 0
+        unbatched = shape[0] == channels and not batched
+        if collapsed and unbatched:
+            raise InputError(
+                f"{path}: shape {shape} may mean [channels, time, height, width] or"
+                f" [batch, {channels} x time, height, width]; save it with five axes"
+            )
+        if collapsed:
+            return [shape[0], channels, shape[1] // channels, *shape[2:]], "collapsed"
+        if unbatched:
+            return [1, *shape], "unbatched"
+    raise InputError(f"{path}: shape {shape} is not [batch, {channels}, time, height, width]")
+
+
+class LatentWriter:
+    """A latent file of one clip whose latents arrive one after the other.
+
+    `with LatentWriter(path) as w: w.write(latent)` for each part, then `w.finish(notes)`. The latents wait on the disk,
+    in the folder of the file, in the order of arrival; the file has them channel by channel.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._waiting: BinaryIO | None = None
+        self._shape: list[int] = []
+
+    def __enter__(self) -> LatentWriter:
+        self._waiting = tempfile.TemporaryFile(dir=self.path.parent)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting.close()
+
+    def write(self, latent: torch.Tensor) -> None:
+        """Add latents [1, C, n, h, w]."""
+        _, channels, count, *size = latent.shape
+        if not self._shape:
+            self._shape = [1, channels, 0, *size]
+        self._shape[2] += count
+        try:
+            self._waiting.write(latent[0].transpose(0, 1).float().contiguous().numpy().tobytes())
+        except OSError as error:
+            raise unwritable(error, self.path) from error
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self._shape)
+
+    def finish(self, metadata: Mapping[str, str] | None = None) -> None:
+        """Write the file in its place; call this inside the `with`."""
+        _, channels, count, height, width = self._shape
+        size = 4 * math.prod(self._shape)
+        tensor = {"dtype": "F32", "shape": self._shape, "data_offsets": [0, size]}
+        if self.path.suffix.lower() == ".latent":
+            marker = {"dtype": "F32", "shape": [0], "data_offsets": [size, size]}
+            header: dict[str, Any] = {"latent_tensor": tensor, "latent_format_version_0": marker}
+        else:
+            header = {"latent": tensor}
+        if metadata:
+            header["__metadata__"] = dict(metadata)
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with replacing(self.path) as temporary, temporary.open("wb") as out:
+            out.write(len(text).to_bytes(8, "little") + text)
+            plane = 4 * height * width
+            for channel in range(channels):
+                for frame in range(count):
+                    self._waiting.seek((frame * channels + channel) * plane)
+                    out.write(self._waiting.read(plane))
+
+
+#: safetensors' names of the types that latents may have, and torch's names of others that occur.
+_FLOATS = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
+_KINDS = {"I8": "int8", "U8": "uint8", "I16": "int16", "I32": "int32", "I64": "int64", "BOOL": "bool"}

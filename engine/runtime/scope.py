@@ -1,0 +1,68 @@
+"""Settings of torch for our own calls, restored afterwards: no global setting changes unseen by the user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..kernels.attention import reference
+from ..kernels.precision import fp32_math
+from ..kernels.settings import Setting
+from ..system.devices import current
+
+_CUDA = torch.backends.cuda
+#: Not exact: another algorithm rounds differently.
+CUDNN_BENCHMARK = Setting.attribute(torch.backends.cudnn, "benchmark", exact=False)
+_HALF_SUMS = Setting.attribute(_CUDA.matmul, "allow_fp16_accumulation", exact=False)  # since torch 2.7
+_FLASH = Setting(_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp, exact=True)
+_EFFICIENT = Setting(_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp, exact=True)
+
+
+@contextmanager
+def scoped_math(
+    device: torch.device, *, tf32: bool = False, cudnn_benchmark: bool = False, flash_attention: bool = True
+) -> Iterator[None]:
+    """Set how and where torch computes inside, without gradients.
+
+    Process-wide settings are restored when the last of the runs that overlap is over, also after an error.
+
+    On CUDA, `device` is the thread's current one, so that events, streams and libraries belong to it; fp16 products
+    never sum in fp16; torch's attention kernels that need no score matrix are on.
+
+    Args:
+        device: device of the run.
+        tf32: compute fp32 in TF32.
+        cudnn_benchmark: let cuDNN try its algorithms out; otherwise it takes the first.
+        flash_attention: false makes attention of plain products in fp32 on every device (a block of queries at a time,
+            so that memory stays linear).
+    """
+    with torch.no_grad(), ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(current(device))
+            stack.enter_context(fp32_math(tf32))
+            stack.enter_context(CUDNN_BENCHMARK.hold(cudnn_benchmark))
+            if hasattr(_CUDA.matmul, "allow_fp16_accumulation"):
+                stack.enter_context(_HALF_SUMS.hold(False))
+            stack.enter_context(_FLASH.hold(True))
+            stack.enter_context(_EFFICIENT.hold(True))
+        stack.enter_context(attention_scope(flash_attention))
+        yield
+
+
+def attention_scope(flash_attention: bool) -> AbstractContextManager[object]:
+    """Return the part of `scoped_math` that also changes the memory a run takes: dry runs need it too."""
+    return ExitStack() if flash_attention else _PlainAttention()
+
+
+class _PlainAttention(TorchFunctionMode):
+    """Replaces torch's attention kernels in this thread."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention and len(args) == 3 and not kwargs:
+            q, k, v = (t.flatten(0, -3) for t in args)
+            return reference.attention(q, k, v).reshape(args[0].shape)
+        return func(*args, **(kwargs or {}))

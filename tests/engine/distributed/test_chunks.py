@@ -1,0 +1,24 @@
+"""Chunks of parts that begin within a clip."""
+
+import pytest
+from zerowaste_vae.engine.distributed.chunks import LATENTS_WITH_LEAD, behind_a_lead
+from zerowaste_vae.engine.request import Request
+
+
+@pytest.mark.parametrize("fused", [True])
+def test_they_are_longer_where_nothing_else_changes(small):
+    def asked(half="decoder", **options):
+        return behind_a_lead(small, half, (24, 90, 160), Request(**options), print)
+
+    def peak(chunk):
+        return small.plan_decode(24, 90, 160, chunk=chunk).peak_bytes
+
+    assert peak(1) == peak(0) < peak(LATENTS_WITH_LEAD)
+    assert asked() == Request(chunk=LATENTS_WITH_LEAD)
+    kept = {"vram_gb": peak(1) / 2**30}, {"half": "encoder"}, {"chunk": 1}, {"tiling": "blended", "tile": 256}
+    for options in kept:
+        assert asked(**options).chunk == options.get("chunk", 0)
+
+
+def test_plain_torch_keeps_its_own(small):
+    assert behind_a_lead(small, "decoder", (24, 90, 160), Request(), print) == Request()

@@ -1,0 +1,161 @@
+"""The limit that torch keeps while plain torch runs, with a fake card of 1000 bytes."""
+
+import pytest
+import torch
+from zerowaste_vae import load
+from zerowaste_vae.engine.execution import call
+from zerowaste_vae.engine.runtime import allowance
+from zerowaste_vae.engine.runtime.allowance import Allowance
+
+CARD = torch.device("cuda", 0)
+
+
+class Card:
+    """torch's counters and limit of one device."""
+
+    def __init__(self):
+        self.reserved, self.allocated, self.fraction, self.emptied, self.failures = 300, 250, 1.0, 0, 0
+
+    def empty(self):
+        self.emptied += 1
+
+    def limit(self, fraction, device):
+        assert device == CARD and 0 < fraction <= 1
+        self.fraction = fraction
+
+
+@pytest.fixture
+def card(monkeypatch):
+    fake = Card()
+    for name, value in {
+        "memory_reserved": lambda device: fake.reserved, "memory_allocated": lambda device: fake.allocated,
+        "mem_get_info": lambda device: (0, 1000), "set_per_process_memory_fraction": fake.limit,
+        "get_per_process_memory_fraction": lambda device: fake.fraction,
+        "memory_stats": lambda device: {"num_ooms": fake.failures},
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value, raising=False)
+    monkeypatch.setattr(allowance, "empty_device_cache", fake.empty)
+    monkeypatch.setattr(allowance, "_LIMITS", type(allowance._LIMITS)(allowance._Limit))
+    return fake
+
+
+def test_the_limit_holds_in_steps_and_ends_with_them(card):
+    with Allowance(CARD, 400, held=100) as run:
+        assert card.fraction == 1 and card.emptied == 1
+        for _ in range(2):
+            with run.step():
+                assert card.fraction == pytest.approx(0.6)  # 200 are others'
+            assert card.fraction == 1
+    assert card.emptied == 1
+
+
+def test_the_limit_ends_with_errors_and_cancelled_runs(card):
+    with pytest.raises(torch.OutOfMemoryError), Allowance(CARD, 400) as run, run.step():
+        raise torch.OutOfMemoryError
+    assert card.fraction == 1
+
+    def steps():
+        with Allowance(CARD, 400) as run:
+            for _ in range(2):
+                with run.step():
+                    yield
+
+    left = steps()
+    next(left)
+    assert card.fraction == pytest.approx(0.7)
+    left.close()
+    assert card.fraction == 1
+
+
+def test_memory_that_the_caller_takes_between_steps_comes_on_top(card):
+    with Allowance(CARD, 400) as run:
+        card.allocated = 350  # before the first step: weights that the run has moved to the device
+        with run.step():
+            card.allocated += 200
+        card.allocated += 50
+        with run.step():
+            assert card.fraction == pytest.approx(0.75)
+        card.allocated = 0
+        with run.step():
+            assert card.fraction == pytest.approx(0.75)
+
+
+def test_a_lower_limit_of_the_host_stays(card):
+    card.fraction = 0.5
+    with Allowance(CARD, 400) as run, run.step():
+        assert card.fraction == 0.5
+    assert card.fraction == 0.5
+    with Allowance(CARD, 100) as run:
+        with run.step():
+            assert card.fraction == pytest.approx(0.4)
+        assert card.fraction == 0.5
+
+
+@pytest.mark.parametrize("told", [None, 122_888_273.8])
+def test_a_limit_that_torch_does_not_tell_counts_as_none(card, monkeypatch, told):
+    """torch before 2.8, and what cudaMallocAsync says."""
+    if told is None:
+        monkeypatch.delattr(torch.cuda, "get_per_process_memory_fraction")
+    else:
+        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: told)
+    with Allowance(CARD, 400) as run, run.step():
+        assert card.fraction == pytest.approx(0.7)
+    assert card.fraction == 1
+
+
+def test_more_than_the_card_has_is_no_limit(card):
+    with Allowance(CARD, 4000) as run, run.step():
+        assert card.fraction == 1
+
+
+def test_runs_at_once_have_the_sum(card):
+    """The limit of one is no limit for another, whether that one keeps to a limit or not."""
+    with Allowance(CARD, 300) as one, one.step():
+        assert card.fraction == pytest.approx(0.6)
+        card.reserved = 500  # 200 of them are the first run's
+        with Allowance(CARD, 100) as other:
+            assert card.fraction == pytest.approx(0.9)
+            with other.step():
+                assert card.fraction == pytest.approx(0.9)
+            with Allowance(CARD, 50, limits=False) as fused, fused.step():
+                assert card.fraction == pytest.approx(0.95)
+            assert card.fraction == pytest.approx(0.9)
+        assert card.fraction == pytest.approx(0.6)
+    assert card.fraction == 1
+
+
+def test_fused_runs_alone_have_no_limit(card):
+    with Allowance(CARD, 400, limits=False) as run, run.step():
+        assert card.fraction == 1 and not card.emptied
+
+
+def test_a_cpu_has_no_limit(card):
+    with Allowance(torch.device("cpu"), 400) as run, run.step():
+        assert card.fraction == 1 and not card.emptied
+
+
+def test_slower_algorithms_for_want_of_memory_are_said(card, monkeypatch):
+    said = []
+    monkeypatch.setattr(allowance.log, "once", said.append)
+    for failures in (0, 3):
+        with Allowance(CARD, 400) as run, run.step():
+            card.failures += failures
+    assert len(said) == 1 and "raise vram_gb" in said[0]
+
+
+def test_a_plan_that_found_no_memory_is_first_allowed_more(make_vae_file, monkeypatch):
+    """Where the target has room: the same plan, restated. Then, and for fused plans, a leaner one."""
+    vae = load(make_vae_file(), device="cpu")
+    monkeypatch.setattr(call, "keeps_blocks", lambda device: True)
+    request = call.Request(vram_gb=1.0)
+    plan = vae.planner.plan("decoder", (2, 8, 8), request)
+    tight = call.replace(plan, peak_bytes=(1 << 30) - 1)
+
+    def leaner(vae, below):
+        return plan
+
+    more = call._leaner(vae, "decoder", request, leaner, plan)
+    assert call.replace(more, peak_bytes=plan.peak_bytes) == plan
+    assert more.peak_bytes == plan.peak_bytes + plan.peak_bytes // call.MORE
+    assert call._leaner(vae, "decoder", request, leaner, tight) is plan
+    assert call._leaner(vae, "decoder", request, leaner, call.replace(plan, fused=True)) is plan

@@ -1,0 +1,127 @@
+"""When a recording pays: times that are known, times that come late, and what is left of a call."""
+
+import pytest
+from zerowaste_vae.engine.runtime import graph_rule
+from zerowaste_vae.engine.runtime.graph_rule import CALLS, Notes, Times, chunks_left, pays
+
+
+@pytest.mark.parametrize(("launching", "span", "busy", "left", "expected"), [
+    (13.0, 13.2, None, 3, False),  # 61 frames of 128x128: too few chunks to find out
+    (13.0, 13.2, None, 14, True),
+    (13.0, 13.2, 8.3, 3, False),
+    (13.0, 13.2, 8.3, 6, True),
+    (13.0, 13.2, 3.5, 3, True),
+    (13.0, 13.2, 12.8, 100, False),
+    (13.0, 35.3, None, 10_000, False),  # 512x512
+    (13.0, 35.3, 35.0, 10_000, False),
+])  # fmt: skip
+def test_pays(launching, span, busy, left, expected):
+    assert pays(Times(launching, span, busy), left) is expected
+
+
+def test_unknown_times_pay_for_nothing():
+    assert not pays(None, 10_000)
+
+
+@pytest.mark.parametrize(("clips", "latents", "done", "chunk", "left"), [
+    (0, 16, 0, 4, 1),  # a clip's start comes once
+    (2, 16, 0, 4, 3),
+    (0, 16, 4, 4, 3),
+    (1, 16, 4, 4, 6),
+    (0, 61, 60, 1, 1),
+    (0, 9, 1, 1, 1),  # neither start nor settled
+    (0, 9, 2, 1, 7),
+])  # fmt: skip
+def test_chunks_left(clips, latents, done, chunk, left):
+    assert chunks_left(clips, latents, done, chunk) == left
+
+
+class Late:
+    """A clock whose GPU comes to the end when told to."""
+
+    def __init__(self, begun=True):
+        self.span = None
+        self._begun = begun
+
+    def start(self):
+        pass
+
+    def stop(self):
+        pass
+
+    def begun(self):
+        return self._begun
+
+    def milliseconds(self):
+        return self.span
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """host[0] is the time in seconds."""
+    now = [0.0]
+    monkeypatch.setattr(graph_rule, "perf_counter", lambda: now[0])
+    return now
+
+
+def launch(notes, host, seconds, clock):
+    def work():
+        host[0] += seconds
+        return "result"
+
+    assert notes.launch("kind", work, lambda: clock) == "result"
+
+
+def test_launches_are_timed_once_kernels_are_compiled(host):
+    notes, clock = Notes(), Late()
+    launch(notes, host, 15.0, None)
+    assert notes.times == {}
+    launch(notes, host, 0.013, clock)
+    assert notes.times == {}
+    launch(notes, host, 0.001, None)  # the GPU is not there yet: neither waited for nor timed
+    clock.span = 13.5
+    notes.settle()
+    assert notes.times["kind"] == Times(pytest.approx(13.0), 13.5)
+
+
+def test_the_quickest_launch_counts_and_what_the_gpu_did_stays_known(host):
+    notes = Notes()
+    launch(notes, host, 1.0, None)
+    for seconds, span in ((0.020, 21.0), (0.013, 13.5), (0.030, 31.0)):
+        clock = Late()
+        launch(notes, host, seconds, clock)
+        clock.span = span
+        notes.settle()
+        notes.worked("kind", span / 2)
+    assert notes.times["kind"] == Times(pytest.approx(13.0), 13.5, 6.75)
+
+
+def test_a_gpu_that_begins_after_the_last_launch_is_busy_all_the_time(host):
+    notes, clock = Notes(), Late(begun=False)
+    launch(notes, host, 1.0, None)
+    launch(notes, host, 0.030, clock)  # longer than launches take: the queue was full
+    clock.span = 31.0
+    notes.settle()
+    assert notes.times["kind"].busy == 31.0
+    assert not pays(notes.times["kind"], 10_000)
+
+
+def test_what_is_lost_is_not_soon_kept_again():
+    notes = Notes()
+
+    def calls_until_lasting():
+        for count in range(1, 10_000):
+            notes.calls += 1
+            if notes.lasting:
+                return count
+        raise AssertionError("never")
+
+    assert calls_until_lasting() == 2
+    notes.lose()
+    assert calls_until_lasting() == CALLS + 1
+    notes.lose()
+    assert calls_until_lasting() == CALLS**2 + 1
+    for _ in range(5):  # taken back after every call
+        notes.forget()
+        notes.calls += 1
+        assert not notes.lasting
