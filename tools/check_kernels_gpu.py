@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -18,10 +19,10 @@ from zerowaste_vae.engine.kernels.attention import attention
 from zerowaste_vae.engine.kernels.attention.reference import attention as reference_attention
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight, padded_channels
 from zerowaste_vae.engine.kernels.conv3d.dispatch import launch
-from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK, SCHEDULES, Schedule, fit, of_generation
+from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK, SCHEDULES, SUMS, Schedule, fit, of_generation
 from zerowaste_vae.engine.kernels.duplicate import duplicate
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
-from zerowaste_vae.engine.kernels.targets import FP8, target
+from zerowaste_vae.engine.kernels.targets import FP8, Target, standing_in, target
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, RAW, to_pixels
 from zerowaste_vae.engine.kernels.upsample import pack, pack_nearest, upsample
 
@@ -62,14 +63,14 @@ def bordered(dtype: torch.dtype, slots: int, h: int, w: int, c: int) -> torch.Te
 
 def conv_case(dtype: torch.dtype, c: int, k: int, shape: Triple, schedule: Schedule | None = None,
               kernel: Triple = (3, 3, 3), stride: Triple = (1, 1, 1), origin: tuple[int, int] = (0, 0),
-              groups: int = 32, stored: torch.dtype | None = None, label: str = "") -> None:
+              groups: int = 32, stored: torch.dtype | None = None, fast: bool = False, label: str = "") -> None:
     d, h, w = shape
     x = bordered(dtype, (d - 1) * stride[0] + kernel[0], h * stride[1], w * stride[2], c)
     weight = pack_weight(torch.randn(k, c, *kernel, device=DEVICE) * (c * 27) ** -0.5, dtype)
     kind = stored or (torch.bfloat16 if dtype == torch.bfloat16 else torch.float16)
     scale = 0.025 if dtype == torch.int8 else 1.0
     residual = torch.randn(d, h, w, k, device=DEVICE).to(torch.float16)
-    epilogue = Epilogue(torch.randn(k, device=DEVICE), residual, groups, scale, out_scale=0.05)
+    epilogue = Epilogue(torch.randn(k, device=DEVICE), residual, groups, scale, out_scale=0.05, half_accumulate=fast)
     geometry = Geometry(stride, origin)
     outs = [torch.zeros(d, h, w, k, device=DEVICE).fill_(float("nan")).to(kind) for _ in range(3)]
     want = conv3d(x, weight, outs[0], geometry=geometry, epilogue=epilogue, backend="reference")
@@ -77,7 +78,7 @@ def conv_case(dtype: torch.dtype, c: int, k: int, shape: Triple, schedule: Sched
             for o in outs[1:]]
     tile = dataclasses.astuple(schedule) if schedule else ""
     name = f"conv {str(dtype)[6:]} {c}->{k} {kernel} /{stride} {shape} {tile}{label}"
-    limit = TOLERANCE[FP8] if kind == FP8 else TOLERANCE[dtype]
+    limit = TOLERANCE[FP8] if kind == FP8 else TOLERANCE["promoted" if fast else dtype]
     report(name, error(outs[1].float(), outs[0].float()), limit, torch.equal(outs[1].float(), outs[2].float()))
     if groups:
         # Sums are compared with those of the very values stored, so that only the summation is judged.
@@ -92,15 +93,16 @@ def schedules(dtype: torch.dtype) -> None:
     sizes = {torch.float16: ("16 bit",), torch.bfloat16: ("16 bit",), FP8: ("8 bit", "fp8"),
              torch.int8: ("8 bit", "int8")}  # fmt: skip
     here = target(DEVICE)
+    fast = SUMS if dtype == torch.float16 and here.half_accumulate else None
     for layer, schedule in of_generation(SCHEDULES, here.sm).items():
         # Upsamplers' phases are checked by their own cases.
-        if layer.operands not in sizes[dtype] or "phases" in layer.kind or not here.supports(dtype):
+        if layer.operands not in (*sizes[dtype], fast) or "phases" in layer.kind or not here.supports(dtype):
             continue
         for c in (layer.outputs,) if layer.outputs else (128,) if layer.kind == "narrow" else (256, 512):
             for shape in SHAPES:
                 # Wan's norms need no sums, and its tiles are for layers without.
                 groups = 32 if layer.sums and not layer.outputs else 0
-                conv_case(dtype, c, c, shape, fit(schedule, c, c, 3), groups=groups)
+                conv_case(dtype, c, c, shape, fit(schedule, c, c, 3), groups=groups, fast=layer.operands == fast)
 
 
 def forms(dtype: torch.dtype) -> None:
@@ -300,32 +302,45 @@ def up_case(temporal: bool, dtype: torch.dtype, c: int, d: int, h: int, w: int) 
            TOLERANCE[dtype], torch.equal(outs[1], outs[2]), torch.equal(Partials.concat(bands).data, sums.data), *same)
 
 
+def consumer() -> Target:
+    """Return this GPU as one whose convolutions are the loop that RTX cards run; it is compiled for this GPU."""
+    return dataclasses.replace(target(DEVICE), sm=89, tma=False, half_accumulate=True)
+
+
+def consumers(check: Callable[[], None]) -> None:
+    """Run a check with that loop."""
+    with standing_in(consumer()):
+        check()
+
+
 def other_generations() -> None:
-    """Check the pointer form and promoted fp16 accumulation, which other GPUs take, on this GPU."""
-    here = target(DEVICE)
-    older = dataclasses.replace(here, sm=89, tma=False, half_accumulate=True)
-    for dtype, fast in ((torch.float16, False), (torch.float16, True), (torch.int8, False), (FP8, False)):
-        x = bordered(dtype, 4, 37, 130, 128)
-        weight = pack_weight(torch.randn(128, 128, 3, 3, 3, device=DEVICE) * (128 * 27) ** -0.5, dtype)
-        outs = [torch.full((2, 37, 130, 128), float("nan"), device=DEVICE, dtype=torch.float16) for _ in range(3)]
-        epilogue = Epilogue(torch.randn(128, device=DEVICE), scale=0.025, half_accumulate=fast)
-        conv3d(x, weight, outs[0], epilogue=epilogue, backend="reference")
-        for out in outs[1:]:
-            launch(x, weight, out, Geometry(), epilogue, 0, 2, older)
-        report(f"conv pointer form {str(dtype)[6:]} {'promoted fp16' if fast else ''}", error(outs[1], outs[0]),
-               TOLERANCE["promoted" if fast else dtype], torch.equal(outs[1], outs[2]))
+    """Check the pointer form, that of RTX cards, and promoted fp16 accumulation in both, on this GPU."""
+    older = dataclasses.replace(target(DEVICE), tma=False, half_accumulate=True)
+    cases = ((torch.float16, False), (torch.float16, True), (torch.int8, False), (FP8, False), (FP8, True))
+    for name, here in (("pointer", older), ("mma", consumer())):
+        for dtype, fast in cases:
+            x = bordered(dtype, 4, 37, 130, 128)
+            weight = pack_weight(torch.randn(128, 128, 3, 3, 3, device=DEVICE) * (128 * 27) ** -0.5, dtype)
+            outs = [torch.full((2, 37, 130, 128), float("nan"), device=DEVICE, dtype=torch.float16) for _ in range(3)]
+            epilogue = Epilogue(torch.randn(128, device=DEVICE), scale=0.025, half_accumulate=fast)
+            conv3d(x, weight, outs[0], epilogue=epilogue, backend="reference")
+            for out in outs[1:]:
+                launch(x, weight, out, Geometry(), epilogue, 0, 2, here)
+            report(f"conv {name} form {str(dtype)[6:]} {'promoted fp16' if fast else ''}", error(outs[1], outs[0]),
+                   TOLERANCE["promoted" if fast and dtype == torch.float16 else dtype], torch.equal(outs[1], outs[2]))
 
 
 def beyond_32_bits() -> None:
     """Check outputs of more than 2^31 elements: the last frame of a large call equals that frame alone."""
-    for here in (target(DEVICE), dataclasses.replace(target(DEVICE), tma=False)):
+    for here in (target(DEVICE), dataclasses.replace(target(DEVICE), tma=False), consumer()):
         x = torch.randn(7, 2162, 3842, 64, device=DEVICE, dtype=torch.float16)
         weight = pack_weight(torch.randn(64, 64, 3, 3, 3, device=DEVICE) * (64 * 27) ** -0.5, torch.float16)
         whole = torch.empty(5, 2160, 3840, 64, device=DEVICE, dtype=torch.float16)
         sums = launch(x, weight, whole, Geometry(), Epilogue(groups=32), 0, 2, here)
         alone = torch.empty_like(whole[:1])
         one = launch(x[4:], weight, alone, Geometry(), Epilogue(groups=32), 0, 2, here)
-        report(f"conv of {whole.numel():.2e} elements, {'bulk' if here.tma else 'pointer'} form", 0.0, 0.0,
+        form = "bulk" if here.tma else f"sm_{here.sm}'s pointer"
+        report(f"conv of {whole.numel():.2e} elements, {form} form", 0.0, 0.0,
                torch.equal(alone[0], whole[4]), torch.equal(one.data[0], sums.data[4]))
         del x, whole, alone
         x = torch.randn(5, 2160, 3840, 64, device=DEVICE, dtype=torch.float16)
@@ -372,6 +387,10 @@ PARTS = {"forms_fp16": partial(forms, torch.float16), "forms_bf16": partial(form
          "invariance": all_invariance, "winograd_fp16": partial(winograd, torch.float16),
          "winograd_bf16": partial(winograd, torch.bfloat16), "winograd_fp8": partial(winograd, FP8),
          "winograd_int8": partial(winograd, torch.int8), "winograd_others": winograd}  # fmt: skip
+#: Those that are run once more with the loop of RTX cards, under a name of their own.
+CONSUMERS = ("forms_fp16", "forms_bf16", "forms_fp8", "forms_int8", "schedules_fp16", "schedules_fp8",
+             "schedules_int8", "clip_starts", "ups", "nearest", "invariance")  # fmt: skip
+PARTS |= {f"mma_{name}": partial(consumers, PARTS[name]) for name in CONSUMERS}
 
 
 def main() -> int:

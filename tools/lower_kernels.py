@@ -21,8 +21,8 @@ import triton
 from triton._C.libtriton import ir, llvm
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST as ELEMENTS
-from triton.compiler import ASTSource, make_backend
-from zerowaste_vae.engine.kernels.launching import function
+from triton.compiler import make_backend
+from zerowaste_vae.engine.kernels.launching import function, source_of
 from zerowaste_vae.engine.kernels.prebuilt.keys import Key, aligned, takes
 
 #: The Triton that sets are made with.
@@ -94,9 +94,8 @@ def source(key: Key, name: str) -> str:
 
 
 def code(key: Key, name: str) -> str:
-    """Return a digest of a kernel's code as Triton first has it (TTIR), where names of variables and comments do not
-    count."""
-    module = next(module for stage, module, _ in _stages(key, FORMS[name]) if stage == "ttir")
+    """Return a digest of a kernel's code as Triton first has it, where names of variables and comments do not count."""
+    _, module, _ = next(_stages(key, FORMS[name]))
     return sha256(module.str_nodebug().encode()).hexdigest()[:16]
 
 
@@ -108,7 +107,7 @@ def _stages(key: Key, form: Form) -> Iterator[tuple[str, object, dict]]:
     spelt = [f"tensordesc<{one[4:]}>" if one.startswith("map:") else one for one in key.types]
     signature = {**dict(zip(names, spelt, strict=True)), **dict.fromkeys(constants, "constexpr")}
     attributes = {(kernel.arg_names.index(names[i]),): [["tt.divisibility", 16]] for i in aligned(key)}
-    source, target = ASTSource(kernel, signature, constants, attributes), GPUTarget("cuda", form.sm, 32)
+    source, target = source_of(kernel, signature, constants, attributes), GPUTarget("cuda", form.sm, 32)
     backend = make_backend(target)
     options = backend.parse_options({**asked, "ptx_version": int(form.version.replace(".", ""))})
     context = ir.context()

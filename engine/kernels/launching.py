@@ -74,6 +74,15 @@ def function(kernel: str) -> Any:
     return getattr(importlib.import_module(f".{SOURCES[kernel]}", __package__), kernel.rpartition(".")[2])
 
 
+def source_of(function: Any, signature: Any, constants: Any, attributes: Any) -> Any:
+    """Return what Triton compiles of a function ahead of any launch: in Triton's language or in its lower-level one."""
+    if function.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as Source
+    else:
+        from triton.compiler import ASTSource as Source
+    return Source(function, signature, constants, attributes)
+
+
 def _prebuilt(kernel: str, form: str) -> Kernel:
     from .prebuilt.launch import Prebuilt
 

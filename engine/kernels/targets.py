@@ -23,6 +23,8 @@ from .cure import not_installed
 
 FP8 = torch.float8_e4m3fn
 MIN_TRITON = (3, 5)
+#: Versions of Triton whose Gluon the kernels in it are tested with.
+GLUON = ((3, 6), (3, 7))
 _MADE_WITH = (3, 6)  # the Triton that prebuilt kernels are compiled with
 
 
@@ -46,6 +48,12 @@ class Target:
     @property
     def kernels(self) -> bool:
         return self.way != PLAIN and self.triton is not None and self.sm >= 80
+
+    @property
+    def mma_sync(self) -> bool:
+        """Return True if products are fed from registers, and the Triton is one whose lower-level language this pack's
+        loop for them is written in."""
+        return (80 <= self.sm < 90 or self.sm >= 120) and self.triton in GLUON
 
     @property
     def set(self) -> str | None:

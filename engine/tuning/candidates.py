@@ -66,6 +66,12 @@ def _direct(target: Target, kind: Kind) -> list[Schedule]:
         return [*made, Schedule(64, 256, d, 4, 4), Schedule(64, 128, d, 4, 4)] if kind.small else made
     # Sums share the registers with the operands of products.
     d = 32 if half else 64
+    if target.mma_sync and kind.accumulate != "mx":
+        made = [Schedule(128, 128, d, 4, 3), Schedule(256, 128, d, 8, 3), Schedule(256, 128, d, 8, 4)]
+        if kind.small and kind.phases == 1:
+            made = [Schedule(64, 128, d, 4, 4), Schedule(64, 128, 2 * d, 4, 3), made[0]]
+        # Pairs of tiles leave registers for lower ones only.
+        return [s if kind.outputs % s.columns == 0 else Schedule(128, 128, d, 8, 3) for s in made]
     slices = 4 if half else 2
     made = [Schedule(128, 128, d, 8, 3, slices=slices), Schedule(128, 128, d, 8, 4, slices=slices),
             Schedule(128, 64, d, 4, 4), Schedule(128, 64, 2 * d, 4, 2)]  # fmt: skip

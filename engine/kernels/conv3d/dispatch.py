@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from ..descriptor import Descriptor
 from ..launching import launcher
 from ..observe import observed
-from ..targets import FP8, Target, kernels_for, on_device
+from ..targets import FP8, Target, interpreted, kernels_for, on_device
 from . import reference
 from .arguments import accumulation, finish
 from .schedules import ROW_BLOCK, Schedule, pick
@@ -104,7 +105,9 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     one_tile = k <= s.columns + s.tail and phases == 1 and weight.taps == 1
     if not x.is_meta and out.data_ptr() == x.data_ptr() and not one_tile:
         raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")
-    linear = here.tma and geometry.stride == (1, 1, 1)
+    # Block-scaled products and Triton's interpreter are of its own language alone.
+    mma = here.mma_sync and sums["ACC"] != "mx" and not (interpreted() and x.is_cpu)
+    linear = (mma or here.tma) and geometry.stride == (1, 1, 1)
     pitch = x.shape[2] if linear else w
     # Without sums tiles need not align with bands, and one block for the plane wastes least.
     block = ROW_BLOCK if epilogue.groups else h
@@ -119,8 +122,14 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     # Taps that share a run are one tap as wide as all of them.
     taps = 1 if weight.channels % s.depth else weight.kernel[2]
     run = weight.channels * weight.kernel[2] // taps
-    operands: list[Any] = [x, weight.data, weight.data] * 2
-    if linear:
+    kernel, operands = "conv3d.conv_kernel", [x, weight.data, weight.data] * 2
+    if mma:
+        kernel, operands = "conv3d.mma_kernel", [x, weight.data]
+        steps = math.prod(weight.kernel[:2]) * taps * -(-run // s.depth)
+        form = _loop(s, steps, x.dtype, sums["ACC"]) | {"LINEAR": linear}
+    else:
+        form = sums | {"TMA": linear, "REST": s.rest, "num_stages": s.stages}
+    if linear and not mma:
         # Rows of a run overlap; none reaches beyond the buffer's end.
         rows = x.view(-1).as_strided((x.numel() // weight.channels - run // weight.channels + 1, run),
                                      (weight.channels, 1))
@@ -129,7 +138,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             if all(tile):
                 operands[i] = Descriptor(t, tile)
     told = finish(x, weight, out, epilogue, partials)
-    launcher("conv3d.conv_kernel", here)[(d * frame_tiles * -(-k // (s.columns + s.tail)) * phases,)](
+    launcher(kernel, here)[(d * frame_tiles * -(-k // (s.columns + s.tail)) * phases,)](
         *operands, out, *told.tensors, *told.numbers,
         x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
         h, w, pitch, block, block_tiles, frame_tiles, d * frame_tiles,
@@ -137,7 +146,24 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         C=weight.channels, RUN=run, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=taps,
         ST=geometry.stride[0], SH=geometry.stride[1], SW=geometry.stride[2], PT=pt, PY=py, PX=px,
         SHIFTED=weight.shifted, FOLDED=weight.folded, **told.constants,
-        **sums, TMA=linear, SLICES=s.slices, GROUP=s.group, BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth,
-        REST=s.rest, num_warps=s.warps, num_stages=s.stages,
+        **form, SLICES=s.slices, GROUP=s.group, BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth,
+        num_warps=s.warps,
     )  # fmt: skip
     return partials
+
+
+#: The most fp16 products that are summed in fp16 before they go into fp32.
+_FP16_DEPTH = 512
+
+
+def _loop(s: Schedule, steps: int, dtype: torch.dtype, accumulate: str) -> dict[str, Any]:
+    """Return as constants how `mma_kernel` goes through its steps.
+
+    TURNS: how many rounds of the buffers make one turn of its loop, at whose end fp16 sums of fp16 products go into
+    fp32: as many as leave the fewest steps over. AHEAD: 2 where a turn ends with the next one's operands in registers.
+    Those of 8 bit would be unpacked there, and beside sums in fp16 they do not fit.
+    """
+    most = max(_FP16_DEPTH // (s.depth * s.stages), 1) if accumulate == "f16" and dtype == torch.float16 else 1
+    turns = min(range(most, 0, -1), key=lambda n: -(-steps // (s.stages * n)) * n)
+    ahead = 2 if accumulate == "f32" and dtype.itemsize == 2 else 1
+    return {"ACC": accumulate, "STAGES": s.stages, "TURNS": turns, "AHEAD": ahead}

@@ -46,58 +46,68 @@ class Layer(NamedTuple):
     sums: bool = True
 
 
-# Per generation. sm_90 measured on an H200, sm_80 and 120 in their form there; sm_100 chosen so that nothing spills and
-# shared memory stays under the limit. All of them are cross-compiled in the tests.
+# Per generation. sm_90 measured on an H200, sm_80 to 89 and 120 in their form there; sm_100 chosen so that nothing
+# spills and shared memory stays under the limit. All of them are cross-compiled in the tests.
 _HALF, _BYTE = "16 bit", "8 bit"
 TYPES = {FP8: "fp8", torch.int8: "int8"}
 #: Operands of 16 bit whose products are summed in fp16.
 SUMS = "fp16 sums"
 # The rows that sm_80 to 89 and 120 have in common: products fed from registers (mma.sync), shared memory of 99 KiB.
-# Tiles of 64 x 64 for each warp read least of it; halves of an epilogue spill in some layers. Comments give the ms of
-# a row and those of 128 x 128 x 32 (in 8 bit 64) with eight warps, of one shape in the form of sm_120 and of sm_89 on
-# an H200, with no more blocks on a processor than 100 KiB hold.
+# Tiles of 64 x 64 for each warp read least of it; wider ones do not fit the registers. Comments give the ms of a row
+# and those of Triton's loop with its best tile, in the form of sm_89 on an H200, with no more blocks on a processor
+# than 100 KiB hold.
 _MMA: dict[Layer, Schedule] = {
-    # 128: 1.02, 1.14 and 1.11, 1.28
-    Layer(_HALF, "narrow"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4),
-    # 256: 1.88, 2.21 and 2.11, 2.67; 512: 3.91, 4.92 and 4.34, 5.45
-    Layer(_HALF, "wide"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4, group=16),
-    # 512: 0.050, 0.059 and 0.058, 0.070; 384: 0.105, 0.138 and 0.136, 0.151 (64 x 128 x 32)
-    Layer(_HALF, "small plane"): Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
-    # A pair gets one more stage than it says here. 96: 0.65, 1.03 and 0.84, 1.03; 192: 2.64, 3.85 (sm_89)
-    Layer(_HALF, "pair"): Schedule(positions=128, columns=128, depth=32, warps=4, stages=2, slices=4),
-    # 2.38, 2.86 and 2.37, 3.38: four warps would spill.
-    Layer(_HALF, "", 160): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
-    Layer(_HALF, "", 320): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
-    # 512: 4.87, 5.64 and 5.16, 7.91
-    Layer(_HALF, "time phases"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4, group=64),
-    # 256: 1.64, 2.20 and 1.88, 2.55
-    Layer(_HALF, "space phases"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4, group=64),
+    # 128: 0.97, 1.11
+    Layer(_HALF, "narrow"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=2),
+    # 256: 1.75, 2.11; 512: 3.70, 4.34
+    Layer(_HALF, "wide"): Schedule(positions=128, columns=256, depth=64, warps=8, stages=2, group=16),
+    # 512: 0.045, 0.058; 384: 0.094, 0.150
+    Layer(_HALF, "small plane"): Schedule(positions=128, columns=128, depth=32, warps=4, stages=3),
+    # A pair gets one more stage than it says here. 96: 0.58, 0.84
+    Layer(_HALF, "pair"): Schedule(positions=128, columns=128, depth=32, warps=4, stages=2),
+    # 1.69, 2.37
+    Layer(_HALF, "", 160): Schedule(positions=128, columns=128, depth=32, warps=8, stages=4, tail=32),
+    # 2.26, 2.64: four warps would spill.
+    Layer(_HALF, "", 192): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3, tail=64),
+    Layer(_HALF, "", 320): Schedule(positions=128, columns=128, depth=32, warps=8, stages=4, tail=32),
+    # 2.19, 2.54
+    Layer(_HALF, "", 384): Schedule(positions=256, columns=128, depth=64, warps=8, stages=2, group=16),
+    # 512: 4.45, 5.16
+    Layer(_HALF, "time phases"): Schedule(positions=128, columns=256, depth=64, warps=8, stages=2, group=64),
+    # 256: 1.44, 1.88
+    Layer(_HALF, "space phases"): Schedule(positions=128, columns=256, depth=64, warps=8, stages=2, group=64),
     Layer(_HALF, "space phases", 192): Schedule(positions=128, columns=64, depth=64, warps=4, stages=3, group=64),
-    # Sums in fp16 are held in addition to those in fp32: tiles of 64 x 64 for a warp spill.
-    Layer(SUMS, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
-    Layer(SUMS, "wide"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
-    Layer(SUMS, "time phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=64),
-    Layer(SUMS, "space phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=64),
+    # Sums in fp16 are held in addition to those in fp32: deeper steps spill. 128: 1.00, 1.42; 512: 3.65, 5.55
+    Layer(SUMS, "narrow"): Schedule(positions=256, columns=128, depth=32, warps=8, stages=4),
+    Layer(SUMS, "wide"): Schedule(positions=256, columns=128, depth=32, warps=8, stages=4, group=16),
+    Layer(SUMS, "", 384): Schedule(positions=256, columns=128, depth=32, warps=8, stages=4, group=16),
+    Layer(SUMS, "time phases"): Schedule(positions=128, columns=256, depth=32, warps=8, stages=4, group=64),
+    Layer(SUMS, "space phases"): Schedule(positions=128, columns=256, depth=32, warps=8, stages=4, group=64),
     Layer(_BYTE, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
     Layer(_BYTE, "wide"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
     Layer(_BYTE, "small plane"): Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
     Layer(_BYTE, "pair"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
     Layer(_BYTE, "time phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
     Layer(_BYTE, "space phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
-    # 128: 0.64, 1.01 (sm_89)
-    Layer("int8", "narrow"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, slices=4),
-    # 256: 2.13, 2.57; 512: 4.18, 5.18 (sm_89)
-    Layer("int8", "wide"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, slices=4, group=16),
-    # 512: 0.028, 0.033 and 0.032, 0.038; 384: 0.054, 0.078 and 0.066, 0.075 (64 x 128 x 64)
-    Layer("int8", "small plane"): Schedule(positions=64, columns=128, depth=128, warps=4, stages=3),
-    # 96: 0.95, 1.47; 192: 1.24, 1.98 (sm_89)
-    Layer("int8", "pair"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=2, slices=4),
-    Layer("int8", "", 160): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
-    Layer("int8", "", 320): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
-    # 512: 2.30, 2.74 and 2.61, 4.28
-    Layer("int8", "time phases"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, group=64),
-    # 256: 1.78, 2.05 and 2.06, 3.19
-    Layer("int8", "space phases"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, group=64),
+    Layer("fp8", "", 160): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
+    Layer("fp8", "", 320): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
+    # 128: 0.54, 0.64
+    Layer("int8", "narrow"): Schedule(positions=256, columns=128, depth=128, warps=8, stages=2),
+    # 256: 1.75, 2.13; 512: 3.42, 4.18
+    Layer("int8", "wide"): Schedule(positions=128, columns=256, depth=128, warps=8, stages=2, group=16),
+    # 512: 0.029, 0.032; 384: 0.063, 0.066
+    Layer("int8", "small plane"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3),
+    # 96: 0.78, 0.95
+    Layer("int8", "pair"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=2),
+    # With larger slices of the epilogue these spill.
+    Layer("int8", "", 160): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
+    Layer("int8", "", 192): Schedule(positions=128, columns=64, depth=64, warps=4, stages=3, group=16),
+    Layer("int8", "", 320): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
+    Layer("int8", "", 384): Schedule(positions=256, columns=128, depth=128, warps=8, stages=2, group=16),
+    # 512: 2.26, 2.61
+    Layer("int8", "time phases"): Schedule(positions=128, columns=256, depth=128, warps=8, stages=2, group=64),
+    # 256: 1.72, 2.06
+    Layer("int8", "space phases"): Schedule(positions=128, columns=256, depth=128, warps=8, stages=2, group=64),
     Layer("int8", "space phases", 192): Schedule(positions=128, columns=64, depth=128, warps=4, stages=3, group=64),
     Layer(_BYTE, "space phases", 192): Schedule(positions=128, columns=64, depth=64, warps=4, stages=3, group=64),
 }
@@ -157,23 +167,7 @@ SCHEDULES: dict[int, dict[Layer, Schedule]] = {
         # A pair of tiles spills.
         Layer("int8", "", 384): Schedule(positions=128, columns=128, depth=128, warps=8, stages=3, slices=4),
     },
-    120: {
-        **_MMA,
-        # 2.70, 3.82
-        Layer(_HALF, "", 192): Schedule(positions=128, columns=64, depth=64, warps=4, stages=3, group=16),
-        Layer(_BYTE, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3),
-        Layer(_BYTE, "wide"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, group=16),
-        Layer(_BYTE, "time phases"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, group=64),
-        Layer(_BYTE, "space phases"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3, group=64),
-        # 0.50, 0.58
-        Layer("int8", "narrow"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3),
-        # Four warps spill.
-        Layer("int8", "pair"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4),
-        # 256: 1.89, 2.19
-        Layer("int8", "wide"): Schedule(positions=256, columns=128, depth=128, warps=8, stages=3, slices=4, group=16),
-        # 1.22, 2.02
-        Layer("int8", "", 192): Schedule(positions=128, columns=64, depth=128, warps=4, stages=3, group=16),
-    },
+    120: _MMA,
     80: _MMA,
 }
 # Below this many positions tiles of 128 rows leave many processors idle (90 x 160 is the lowest stage of 720p).

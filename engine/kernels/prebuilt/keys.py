@@ -23,6 +23,7 @@ SOURCES = {
     "attention.scores_kernel": "attention.triton",
     "attention.values_kernel": "attention.triton",
     "conv3d.conv_kernel": "conv3d.triton",
+    "conv3d.mma_kernel": "conv3d.gluon",
     "conv3d.winograd_kernel": "conv3d.winograd.triton",
     "duplicate.duplicate_kernel": "duplicate.triton",
     "norm_act.coefficients_kernel": "norm_act.triton",
@@ -127,6 +128,7 @@ def aligned(key: Key) -> tuple[int, ...]:
     either (UNIT is 1), it counts on none."""
     tensors = [i for i, one in enumerate(key.types) if one.startswith(("*", "map:"))]
     if ("UNIT", 1) in key.constants:
-        return tuple(i for i in tensors if key.types[i].startswith("map:"))
+        operands = (0, 1) if key.kernel == "conv3d.mma_kernel" else ()  # it copies 16 bytes at a time
+        return tuple(i for i in tensors if key.types[i].startswith("map:") or i in operands)
     loose = _LOOSE.get(key.kernel, ())
     return () if loose is None else tuple(i for i in tensors if i not in loose)

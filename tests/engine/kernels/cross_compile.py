@@ -15,9 +15,8 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from zerowaste_vae.engine.kernels.descriptor import Descriptor
-from zerowaste_vae.engine.kernels.launching import function, recording
+from zerowaste_vae.engine.kernels.launching import function, recording, source_of
 from zerowaste_vae.engine.kernels.targets import capabilities, triton_version
 
 _TYPES = {
@@ -63,7 +62,7 @@ def build(call, sm: int) -> dict:
             attrs[(i,)] = [["tt.divisibility", 16]]
     for name in constants:
         signature[name] = "constexpr"
-    source = ASTSource(kernel, signature, constants, attrs)
+    source = source_of(kernel, signature, constants, attrs)
     compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"

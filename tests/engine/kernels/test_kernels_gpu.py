@@ -19,5 +19,8 @@ def test_every_kernel_and_schedule(side_by_side, part):
 
 
 def test_no_part_is_left_out():
-    (listed,) = re.findall(r"^PARTS = \{(.*?)\}", TOOL.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert set(re.findall(r'"(\w+)":', listed)) == set(PARTS) and len(set(PARTS)) == len(PARTS)
+    text = TOOL.read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^PARTS = \{(.*?)\}", text, re.MULTILINE | re.DOTALL)
+    (again,) = re.findall(r"^CONSUMERS = \((.*?)\)", text, re.MULTILINE | re.DOTALL)
+    names = re.findall(r'"(\w+)":', listed) + [f"mma_{name}" for name in re.findall(r'"(\w+)"', again)]
+    assert set(names) == set(PARTS) and len(set(PARTS)) == len(PARTS)
