@@ -284,6 +284,10 @@ def cases(sm: int):
         older = capabilities("sm_120", 120, (3, 5))
         for stage in (NARROW, WIDE, SMALL):
             yield f"conv float8_fast {stage}", conv_calls(older, FP8, stage, fast=True)[0]
+    if here.mma_sync:
+        older = capabilities(f"sm_{sm}", sm, (3, 5))
+        for dtype, stage in ((HALF, NARROW), (HALF, WIDE), (INT8, WIDE)):
+            yield f"fallback {dtype} {stage}", conv_calls(older, dtype, stage)[0]
     if here.half_accumulate:
         types.append((HALF, True, (NARROW,)))
     for dtype, fast, stages in types:
