@@ -21,11 +21,11 @@ from ..planning.plan import Plan
 from ..precision.policy import Policy
 from ..report import Report
 from ..request import Request
-from ..runtime.allowance import Allowance
+from ..runtime.allowance import Allowance, enforced
 from ..runtime.kept import KEPT
 from ..runtime.pixels import to_unit
 from ..runtime.pressure import out_of_memory
-from ..system.devices import empty_device_cache, keeps_blocks, make_way, synchronize
+from ..system.devices import empty_device_cache, make_way, synchronize
 from ..system.memory import GIB
 from ..tuning import kept as tuning
 from . import clip, own_clip
@@ -215,7 +215,7 @@ def _attempt(
         KEPT.release(vae.device)  # other runs reuse it, or free it themselves
     if not as_run:
         make_way(vae.device, getattr(vae.model, half))
-    limits = _plain(plan) and keeps_blocks(vae.device)
+    limits = _plain(plan) and enforced(vae.device)
     held = vae._held(half) + vae._plain.gaps(half)
     with Allowance(vae.device, plan.own_bytes, held, limits) as allowance:
         steps = within(allowance.step, attempt(vae, plan))
@@ -248,7 +248,7 @@ def _leaner(
     Plain torch is first allowed more, if the target and the card have it: its libraries may have taken more than its
     plan counts. Otherwise the plan has a lower peak, by a tenth if there is one, as parking goes in steps of megabytes;
     blended tiles only where nothing else is left."""
-    if _plain(failed) and keeps_blocks(vae.device):
+    if _plain(failed) and enforced(vae.device):
         more = replace(failed, peak_bytes=failed.peak_bytes + failed.own_bytes // MORE)
         if vae._limits(half, request).hold(more):
             return more

@@ -22,7 +22,7 @@ from ..network.steps import Steps
 from ..network.stream import decode_features, decode_frames, encode_features, encode_moments, frame_spans, split
 from ..runtime.pixels import to_network
 from ..runtime.scope import attention_scope
-from ..system.devices import keeps_blocks
+from ..system.devices import allocator, keeps_blocks
 from .dryrun import PeakMemory, peak_bytes, unseen
 from .meta import meta_model
 from .plan import Plan
@@ -46,9 +46,8 @@ class Torch:
     @classmethod
     def on(cls, device: torch.device, dtype: torch.dtype, tf32: bool) -> Torch:
         """Return the way in which torch takes memory on this device."""
-        blocks = keeps_blocks(device)
-        margin = MARGIN if device.type == "cuda" and not blocks else 1.0
-        return cls(as_products(device, dtype, tf32), blocks, margin)
+        margin = MARGIN if allocator(device) == "expandable" else 1.0
+        return cls(as_products(device, dtype, tf32), keeps_blocks(device), margin)
 
 
 def roomy(plan: Plan, work: int, how: Torch, target: int | None) -> Plan:
@@ -71,13 +70,12 @@ class Taken(NamedTuple):
     live: int
 
 
-#: Part of its memory that a run may need in addition to what its dry run finds: libraries may take other workspaces,
-#: and the driver places segments in another order, by which torch chooses among blocks of one size. On an H200 36 runs
-#: took 0.93 to 1.02 of the dry run's. With so much more all of 29 traces fit in simulations with four orders of
-#: segments, no workspaces, and workspaces of half the size or 16 MiB more; without it 3 of them did not.
+#: Part of its memory that a run may need in addition to what its dry run finds: the driver may place segments in
+#: another order, by which torch chooses among blocks of one size, and small tensors lie elsewhere.
 SLACK = 0.05
-#: Reserved memory in relation to that in use with other allocators than torch's own for blocks, measured on an H200.
-MARGIN = 1.1
+#: Memory stated in relation to that in use where torch's segments are expandable: without a limit they took 1.0 to 1.26
+#: times as much (8 runs on an H200).
+MARGIN = 1.15
 #: Lengths in latents of the clips from which longer ones are extrapolated: 121 frames of Cosmos are 16 latents, of
 #: Mochi 21.
 LINE, PARABOLA = (4, 10), (8, 20, 32)
@@ -301,7 +299,7 @@ class _Sampled:
     """Component whose `high` runs only the first and the last steps of a chunk dry.
 
     The last one also meets a full history and all earlier frames; of the steps between, only the results are counted.
-    A step that finds and leaves everything as the previous one did needs the same memory."""
+    A step that finds and leaves everything as the two previous ones did needs the same memory."""
 
     def __init__(self, part: nn.Module, memory: PeakMemory) -> None:
         self._part, self._memory = part, memory
@@ -311,7 +309,7 @@ class _Sampled:
         self._left: torch.Size | None = None
         self._more = 0
         self._found: list[torch.Size] = []
-        self._between = False
+        self._again = self._between = False
 
     def high(self, x: Tensor, state: State) -> Tensor:
         if self._between:
@@ -330,11 +328,13 @@ class _Sampled:
         yield from ()
 
     def _walked(self, x: Tensor, state: State, work: Callable[[], T]) -> T | None:
-        """Return work(), or None where it needs and leaves the same as the previous time."""
+        """Return work(), or None where it needs and leaves the same as the two previous times."""
         found = [x.shape, *_sizes(state)]
-        if found == self._found and not state.ending:
+        again = found == self._found
+        if again and self._again and not state.ending:
             self._memory.need(self._more)
             return None
+        self._again = again  # the second of equal steps runs in the blocks that the first one has left
         made, self._more = self._memory.above(work)
         self._found = found if found[1:] == _sizes(state) else []
         return made

@@ -47,14 +47,21 @@ def make_way(device: torch.device, owner: object) -> None:
             empty_device_cache()
 
 
+def allocator(device: torch.device) -> str:
+    """Return who hands out a device's memory: "native" (torch), "expandable" (torch, in segments that grow),
+    "cudaMallocAsync" (the driver), or "" without CUDA."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return ""
+    backend = torch.cuda.get_allocator_backend()
+    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
+    return "expandable" if backend == "native" and "expandable_segments:True" in settings else backend
+
+
 def keeps_blocks(device: torch.device) -> bool:
     """Check whether memory that torch frees on a device stays reserved in blocks too small for larger requests.
 
-    That holds for its own allocator for GPUs, unless its segments are expandable."""
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return False
-    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
-    return torch.cuda.get_allocator_backend() == "native" and "expandable_segments:True" not in settings
+    That holds for GPUs, unless torch's segments are expandable."""
+    return allocator(device) in ("native", "cudaMallocAsync")
 
 
 def synchronize(device: torch.device) -> None:

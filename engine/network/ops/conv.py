@@ -16,6 +16,7 @@ from ...kernels.conv3d import Partials
 from ...kernels.precision import tf32_asked
 from ...options import Options
 from ...precision.forms import Operands
+from ...runtime.allowance import find_workspace
 from ...runtime.run import Run
 from ...runtime.weights import Conv as Packed
 from ..packed import conv_of
@@ -27,6 +28,15 @@ from ..tree import find, graft
 def _as_products(x: Tensor) -> bool:
     """Return whether x is convolved by exact.conv3d. TF32 is tested last: torch.compile breaks its graph there."""
     return not torch.is_grad_enabled() and exact.as_products(x.device, x.dtype, tf32=False) and not tf32_asked()
+
+
+def _find_workspace(x: Tensor, weight: Tensor, stride: tuple[int, ...], padding: tuple[int, ...]) -> None:
+    """Call `find_workspace` for a convolution of x [B, C, T, H, W] by cuDNN."""
+    if x.is_cuda:
+        axes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
+        size = x.shape[0], len(weight), *((n + 2 * p - k) // s + 1 for n, k, s, p in axes)
+        result = math.prod(size) * x.itemsize
+        find_workspace(x.device, result, x.nbytes + weight.nbytes + result)
 
 
 class ClipConv(nn.Conv3d):
@@ -66,6 +76,7 @@ class ClipConv(nn.Conv3d):
             return exact.conv3d(x, self.weight, self.bias, self.stride, self.padding)
         if not self.weight.is_contiguous():  # in channels_last_3d; CPU kernels do not follow the weight by themselves
             x = x.contiguous(memory_format=torch.channels_last_3d)
+        _find_workspace(x, self.weight, self.stride, self.padding)
         return super().forward(x)
 
     def _extended(self, x: Tensor, state: State | None) -> Tensor:
@@ -109,6 +120,7 @@ class FrameConv(nn.Conv2d):
         weight, stride, padding = self.weight.unsqueeze(2), (1, *self.stride), (0, *self.padding)
         if _as_products(x):
             return exact.conv3d(x, weight, self.bias, stride, padding)
+        _find_workspace(x, weight, stride, padding)
         return F.conv3d(x, weight, self.bias, stride, padding)
 
 

@@ -6,11 +6,12 @@ import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 from zerowaste_vae.engine.options import DEFAULTS
-from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.planning import planner
 from zerowaste_vae.engine.runtime.allowance import Allowance
 from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.system.memory import GIB
@@ -122,17 +123,21 @@ def keeps_to_its_plan(vae, work, others, runs=2):
     ("name", "precision", "half", "chunk"),
     [("seedvr2", "fp16", "decoder", 1), ("seedvr2", "fp16", "decoder", 4), ("seedvr2", "fp16", "encoder", 4),
      ("wan2.1", "bf16", "encoder", 1), ("wan2.1", "bf16", "decoder", 1), ("wan2.1", "bf16", "decoder", 2),
-     ("wan2.1", "fp32", "decoder", 2), ("hunyuanvideo", "bf16", "decoder", 1), ("flux", "bf16", "encoder", 1)],
+     ("wan2.1", "fp32", "decoder", 2), ("hunyuanvideo", "bf16", "decoder", 1), ("flux", "bf16", "encoder", 1),
+     ("flux", "fp32", "encoder", 1)],
 )  # fmt: skip
 def test_plain_torch_reserves_what_is_stated(noise, others, name, precision, half, chunk):
-    """Without a limit SeedVR2's decode of three latents at once reserved 14.7 GB of 12.8 (H200), Wan's 4.9 of 4.2."""
+    """Without a limit, and with cuDNN's workspaces wherever they fit, SeedVR2's decode of three latents at once
+    reserved 14.7 GB of 12.8 (H200), Wan's decode 4.9 of 4.2, Flux's encode 4.2 of 4.0."""
     vae = plain(name, precision)
-    latents = 1 if vae.architecture.still else 3
+    still = vae.architecture.still
+    size = (128, 128) if still else (60, 80)
     if half == "decoder":
-        source = noise(1, vae.latent_channels, latents, 60, 80)
+        source = noise(1, vae.latent_channels, 1 if still else 3, *size)
         work = functools.partial(vae.decode, source, output="uint8")
     else:
-        work = functools.partial(vae.encode, pictures(vae.frames(latents), 480, 640))
+        video = pictures(3 if still else vae.frames(3), *(8 * n for n in size))
+        work = functools.partial(vae.encode, video[:, None] if still else video)
     keeps_to_its_plan(vae, functools.partial(work, tiling="untiled", chunk=chunk), others)
     assert vae.last_report.events["oom_step_downs"] == 0
 
@@ -151,43 +156,33 @@ def test_plain_torch_keeps_to_its_target(noise, others, half, gb):
 
 
 @pytest.mark.plain
-def test_the_same_bits_with_a_limit_and_without(noise, monkeypatch):
+def test_the_same_bits_with_a_limit_and_without(noise, others, monkeypatch):
+    """With a third less than a run takes by itself, so that torch has to free unused blocks, and is allowed more where
+    that is not enough: cuDNN's algorithms stay the same, and the report states what is taken."""
     vae = plain("seedvr2", "fp16")
-    z = noise(1, 16, 3, 60, 80)
-    limited = vae.decode(z, tiling="untiled", output="uint8")
-    assert vae.last_report.predicted_gb < 13.5
+    decode = functools.partial(vae.decode, noise(1, 16, 3, 60, 80), tiling="untiled", chunk=1, output="uint8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Allowance, "step", lambda self: nullcontext())
+        free = decode()
+    usual = vae.last_report.predicted_gb
+    monkeypatch.setattr(planner, "roomy", lambda plan, *_: replace(plan, peak_bytes=plan.peak_bytes * 2 // 3))
     reserved()
-    monkeypatch.setattr(Allowance, "step", lambda self: nullcontext())
-    assert torch.equal(vae.decode(z, tiling="untiled", output="uint8"), limited)
-    assert torch.cuda.max_memory_reserved() / GIB > vae.last_report.predicted_gb  # so the limit has done something
-
-
-@pytest.mark.plain
-def test_a_plan_that_is_too_small_is_restated(noise, others, monkeypatch):
-    """Where libraries take more than a plan counts: the run goes on and states what it takes, within the target."""
-    monkeypatch.setattr("zerowaste_vae.engine.planning.plain_walk.SLACK", -0.25)
-    vae = plain("seedvr2", "fp16")
-    z = noise(1, 16, 3, 60, 80)
-    small = vae.planner.plan("decoder", (3, 60, 80), Request(tiling="untiled", chunk=1)).peak_bytes / GIB
-    frames = vae.decode(z, tiling="untiled", chunk=1, output="uint8")
+    assert torch.equal(decode(), free)
     report, most = vae.last_report, (torch.cuda.max_memory_reserved() - others) / GIB
-    assert report.events["oom_step_downs"] > 0 and small < most <= report.predicted_gb <= 1.3 * most
-    monkeypatch.undo()
-    assert torch.equal(vae.decode(z, tiling="untiled", chunk=1, output="uint8"), frames)
+    print(f"stated {usual:.3f} GB, then {report.predicted_gb:.3f}, reserved {most:.3f} GB, {report.events}")
+    assert report.events["oom_step_downs"] > 0 and 0.7 * usual < most <= report.predicted_gb < 1.15 * usual
 
 
 @pytest.mark.plain
-def test_two_runs_at_once_take_the_sum(noise, others):
-    """Each in a thread of its own; the bits are those of one alone."""
+def test_two_runs_at_once_give_the_same_bits(noise):
+    """Each in a thread of its own. None is limited meanwhile, as one would take another one's memory."""
     vaes, z = [plain("flux", "bf16"), plain("wan2.1", "bf16")], [noise(1, 16, 1, 64, 64), noise(1, 16, 3, 40, 40)]
     alone = [vae.decode(x, output="uint8") for vae, x in zip(vaes, z, strict=True)]
-    reserved()
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(lambda vae, x: [vae.decode(x, output="uint8") for _ in range(3)], vaes, z))
     for frames, expected in zip(both, alone, strict=True):
         assert all(torch.equal(each, expected) for each in frames)
-    stated = sum(vae.last_report.predicted_gb for vae in vaes)
-    assert (torch.cuda.max_memory_reserved() - others) / GIB <= stated and limit() == 1
+    assert limit() == 1
 
 
 @pytest.mark.plain

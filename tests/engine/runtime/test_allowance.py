@@ -5,7 +5,7 @@ import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine.execution import call
 from zerowaste_vae.engine.runtime import allowance
-from zerowaste_vae.engine.runtime.allowance import Allowance
+from zerowaste_vae.engine.runtime.allowance import Allowance, find_workspace
 
 CARD = torch.device("cuda", 0)
 
@@ -108,20 +108,31 @@ def test_more_than_the_card_has_is_no_limit(card):
         assert card.fraction == 1
 
 
-def test_runs_at_once_have_the_sum(card):
-    """The limit of one is no limit for another, whether that one keeps to a limit or not."""
+@pytest.mark.parametrize("limits", [True, False])
+def test_there_is_no_limit_while_another_run_has_begun(card, limits):
     with Allowance(CARD, 300) as one, one.step():
         assert card.fraction == pytest.approx(0.6)
-        card.reserved = 500  # 200 of them are the first run's
-        with Allowance(CARD, 100) as other:
-            assert card.fraction == pytest.approx(0.9)
+        with Allowance(CARD, 100, limits=limits) as other:
+            assert card.fraction == 1
             with other.step():
-                assert card.fraction == pytest.approx(0.9)
-            with Allowance(CARD, 50, limits=False) as fused, fused.step():
-                assert card.fraction == pytest.approx(0.95)
-            assert card.fraction == pytest.approx(0.9)
+                assert card.fraction == 1
         assert card.fraction == pytest.approx(0.6)
     assert card.fraction == 1
+
+
+def test_convolutions_find_their_workspace_in_steps_only(card, monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, device: taken.append(size))
+    big = allowance.SMALL + 1
+    find_workspace(CARD, 10, big)
+    with Allowance(CARD, 300) as run:
+        find_workspace(CARD, 10, big)
+        with run.step():
+            find_workspace(CARD, 10, 100)
+            assert not taken
+            find_workspace(CARD, 10, big)
+    find_workspace(CARD, 10, big)
+    assert taken == [10, big + allowance.WORKSPACE]
 
 
 def test_fused_runs_alone_have_no_limit(card):
@@ -146,7 +157,7 @@ def test_slower_algorithms_for_want_of_memory_are_said(card, monkeypatch):
 def test_a_plan_that_found_no_memory_is_first_allowed_more(make_vae_file, monkeypatch):
     """Where the target has room: the same plan, restated. Then, and for fused plans, a leaner one."""
     vae = load(make_vae_file(), device="cpu")
-    monkeypatch.setattr(call, "keeps_blocks", lambda device: True)
+    monkeypatch.setattr(call, "enforced", lambda device: True)
     request = call.Request(vram_gb=1.0)
     plan = vae.planner.plan("decoder", (2, 8, 8), request)
     tight = call.replace(plan, peak_bytes=(1 << 30) - 1)
