@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import exact
-from ..runtime.allowance import WORKSPACE
 from .allocator import Allocator, Block
 from .layouts import IN_PLACE, result
 
@@ -102,8 +101,6 @@ class _Follow(TorchDispatchMode):
         extra = 0
         if func is _aten.convolution.default:
             extra = _nbytes(args[0]) + _nbytes(args[1]) + _nbytes(out)
-            if self.allocator is not None:
-                extra += WORKSPACE
             self._note(None, extra)
             if self.allocator is not None:
                 self.allocator.touch(extra)

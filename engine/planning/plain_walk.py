@@ -299,7 +299,7 @@ class _Sampled:
     """Component whose `high` runs only the first and the last steps of a chunk dry.
 
     The last one also meets a full history and all earlier frames; of the steps between, only the results are counted.
-    A step that finds and leaves everything as the two previous ones did needs the same memory."""
+    A step that finds and leaves everything as the previous one did needs the same memory."""
 
     def __init__(self, part: nn.Module, memory: PeakMemory) -> None:
         self._part, self._memory = part, memory
@@ -328,13 +328,15 @@ class _Sampled:
         yield from ()
 
     def _walked(self, x: Tensor, state: State, work: Callable[[], T]) -> T | None:
-        """Return work(), or None where it needs and leaves the same as the two previous times."""
+        """Return work(), or None where it needs and leaves the same as the previous time, or the two previous pictures.
+        """
         found = [x.shape, *_sizes(state)]
         again = found == self._found
-        if again and self._again and not state.ending:
+        # The second picture runs in the blocks that the first one has left.
+        if again and (self._again or not self.program.style.still) and not state.ending:
             self._memory.need(self._more)
             return None
-        self._again = again  # the second of equal steps runs in the blocks that the first one has left
+        self._again = again
         made, self._more = self._memory.above(work)
         self._found = found if found[1:] == _sizes(state) else []
         return made

@@ -17,8 +17,6 @@ import torch
 from .. import log
 from ..system.devices import allocator, empty_device_cache, numbered
 
-#: What cuDNN may take in addition to copies of a convolution's input, weight and output.
-WORKSPACE = 16 << 20
 #: Copies up to so many bytes change little, and looking for their memory takes as long as the convolution.
 SMALL = 8 << 20
 #: `active`: this thread is in a step of a run that keeps to a limit.
@@ -38,7 +36,7 @@ def find_workspace(device: torch.device, result: int, copies: int) -> None:
         torch.OutOfMemoryError: there is no room.
     """
     if copies > SMALL and getattr(_step, "active", False):
-        blocks = [torch.empty(n, dtype=torch.uint8, device=device) for n in (result, copies + WORKSPACE)]
+        blocks = [torch.empty(n, dtype=torch.uint8, device=device) for n in (result, copies)]
         del blocks
 
 
