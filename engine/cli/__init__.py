@@ -131,7 +131,3 @@ def _out_of_memory(error: BaseException) -> bool:
     """Return True for an out-of-memory error: torch's own class on a GPU; on the CPU a plain RuntimeError from its
     allocator."""
     return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

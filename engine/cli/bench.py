@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .card import add_card, asked
-from .options import add_device, add_force, add_json, add_norm_groups, check_least
+from .options import add_device, add_force, add_json, add_norm_groups, check_frames, check_least
 
 if TYPE_CHECKING:
     import torch
@@ -185,9 +185,7 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
     sizes = [check_size(size, multiple) for size in args.sizes or [default]]
     frames = args.frames or [1 if arch.still else arch.filled(1 + (20 if gpu else 8) // arch.temporal * arch.temporal)]
     for count in frames:
-        if count < 1 or arch.filled(count) != count:
-            nearest = arch.filled(max(count, 1))
-            raise InputError(f"--frames {count}: no latents decode to so many; the next such count is {nearest}")
+        check_frames(arch, count)
     half = "decoder" if args.half == "decode" else "encoder"
     precisions = [auto_precision(device, arch) if name == "auto" else name for name in args.precisions]
     args.overlap = Request(tile=args.tile, overlap=args.overlap).overlap

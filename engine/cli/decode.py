@@ -130,8 +130,8 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
         check_name(part)
         if part.exists() and not (args.resume or args.force):
             with held(part):
-                raise InputError(f"{part}: an interrupted run has left it; give --resume to go on with it, or --force "
-                                 "to begin anew")  # fmt: skip
+                raise InputError(f"{part}: an interrupted run has left it; give --resume to continue it, or --force "
+                                 "to start over")  # fmt: skip
     vae = load_vae(args, ranks)
     latent_note.check(latent_note.in_metadata(notes), vae, args.any_vae, str(args.latent), CURE)
     still = vae.architecture.still
@@ -149,7 +149,7 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
             ranks.broadcast(None)
         return 0
     if still and args.resume:
-        log.warn(f"{args.out}: pictures are decoded and written all at once; --resume finds nothing and begins anew")
+        log.warn(f"{args.out}: pictures are decoded and written all at once; --resume finds nothing and starts over")
     began = time.perf_counter()
     at_once = still or kind in ("safetensors", "png")
     shape, resumed = (job.at_once(target, kind, fps), 0) if at_once else job.by_and_by(target, form)
@@ -158,9 +158,9 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
         said = f"{args.out}: {f'{clips} clips of ' if clips > 1 else ''}{count} frames {width}x{height}"
         said += f" at {float(fps):g} frames/s" if kind == "mp4" else ""
         said += f", {vae.precision} on {vae.device}, decoded in {time.perf_counter() - began:.1f} s"
-        said += f" behind {resumed} that were there" if resumed else ""
+        said += f" after {resumed} that were already there" if resumed else ""
         if vae.last_report is not None and vae.last_report.lead:
-            said += f", with the {vae.last_report.lead} latents in front again that they depend on"
+            said += f", including the {vae.last_report.lead} latents before them that they depend on"
         print(said)
     give_report(vae, args)
     return 0
@@ -268,7 +268,7 @@ class Job:
                              f"{width}x{height}); choose another name or give --force to replace it")  # fmt: skip
         if not self.args.quiet:
             print(f"{out}: is complete ({count} frames {width}x{height}), nothing is left to resume; --force decodes "
-                  "it anew")  # fmt: skip
+                  "it again")  # fmt: skip
 
     @functools.cached_property
     def count(self) -> int:
@@ -335,8 +335,8 @@ def _keeps_to(first: Plan, writer: Mp4Writer | PngWriter) -> Callable[[Plan], No
 
     def check(plan: Plan) -> None:
         if resumed and _tiles(plan) != _tiles(first):
-            raise InputError(f"{writer.part}: what is free now takes other tiles than its frames were made in; free "
-                             "memory, or give --force to begin anew")  # fmt: skip
+            raise InputError(f"{writer.part}: the memory that is free now needs other tiles than its frames have; free "
+                             "some, or give --force to start over")  # fmt: skip
 
     return check
 

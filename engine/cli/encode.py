@@ -174,7 +174,7 @@ class Padded:
             self.read += 1
             yield frame
         if frame is None:
-            raise InputError(f"start={self._span[0]} is behind the clip's last frame")
+            raise InputError(f"start={self._span[0]} is after the clip's last frame")
         self.repeated = self._filled(self.read) - self.read
         for _ in range(self.repeated):
             yield frame

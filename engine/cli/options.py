@@ -23,6 +23,7 @@ from ..system.writing import check_target, write_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ..archs import Architecture
     from ..distributed.ranks import Ranks
     from ..vae import VideoVAE
 
@@ -98,6 +99,14 @@ def check_least(args: argparse.Namespace, **least: int) -> None:
     for name, most in least.items():
         if (value := getattr(args, name, None)) is not None and value < most:
             raise InputError(f"--{name.replace('_', '-')} {value}: give at least {most}")
+
+
+def check_frames(architecture: Architecture, count: int) -> None:
+    """Refuse a number of frames that no latents decode to. Raises InputError."""
+    if count < 1 or architecture.filled(count) != count:
+        own, nearest = architecture.own, architecture.filled(max(count, 1))
+        rule = f"{architecture.temporal}n+1" if own is None else f"{own.frames}n+{own.blended}"
+        raise InputError(f"--frames {count}: give {rule} of them, such as {nearest}")
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import InputError
-from .options import add_device, add_json, add_norm_groups, check_least
+from .options import add_device, add_json, add_norm_groups, check_frames, check_least
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -44,9 +44,7 @@ def run(args: argparse.Namespace) -> int:
     vae = load(weights, precision=args.precision, device=device, norm_groups=args.norm_groups)
     about, every = vae.architecture, vae.temporal
     frames = args.frames if args.frames is not None else about.filled(1 + (4 if small else 20) // every * every)
-    if frames < 1 or about.filled(frames) != frames:
-        rule = f"{every}n+1" if about.own is None else f"{about.own.frames}n+{about.own.blended}"
-        raise InputError(f"--frames {frames}: give {rule} of them, such as {about.filled(4 * every + 1)}")
+    check_frames(about, frames)
     width, height = check_size(args.size or ("64x48" if small else "1280x720"), vae.spatial)
     if args.half == "decode":
         s = vae.spatial

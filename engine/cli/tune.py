@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     for line in lines(tuning, found, here):
         print(line)
     if not found.chosen and not found.left:
-        print("all layers are tuned already; --again measures them anew")
+        print("all layers are tuned already; --again measures them again")
     print(f"{len(tuning.schedules)} kinds of layers are tuned on this GPU, {time.monotonic() - began:.0f} s")
     if args.share is not None:
         _share(args, vae)

@@ -122,7 +122,7 @@ class Appended:
     def _put(self, data: bytes) -> None:
         if self._skips and self._kind not in _MEDIA:
             if self._header[: len(data)] != data:
-                raise InputError(f"{self._path}: was begun by another version of the encoder; remove it to begin anew")
+                raise InputError(f"{self._path}: another version of the encoder wrote it; delete it to start over")
             self._header = self._header[len(data) :]
             return
         self._waiting.append(data)

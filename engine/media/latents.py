@@ -90,7 +90,7 @@ class LatentFile:
         clip, (first, end, _) = self._first + clip, frames.indices(self.shape[2])
         with _opened(self.path) as file:
             if stamp(self.path) != self._stamp:
-                raise InputError(f"{self.path}: was written anew while it was read; begin again")
+                raise InputError(f"{self.path}: was rewritten while it was read; start again")
             there = file.get_slice(self._name)
             if self._form == "whole":
                 part = there[clip : clip + 1, :, first:end][0]

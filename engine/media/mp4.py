@@ -279,14 +279,14 @@ def part_of(path: Path) -> Path:
 def check_identity(part: Path, same: bool) -> None:
     """Raise InputError if an unfinished file has another identity."""
     if not same:
-        raise InputError(f"{part}: is of another clip or was made with other settings; give --force to begin anew")
+        raise InputError(f"{part}: is of another clip or was made with other settings; give --force to start over")
 
 
 def check_count(part: Path, there: int, count: int) -> None:
     """Raise InputError if an unfinished file holds another number of frames than were written to it."""
     if there != count:
         raise InputError(f"{part}: holds {there} frames, not {count}: another run has written to it; give --force to "
-                         "begin anew")  # fmt: skip
+                         "start over")  # fmt: skip
 
 
 def check_free(path: Path, force: bool) -> None:

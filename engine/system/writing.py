@@ -123,7 +123,7 @@ def check_target(
     """
     path = Path(path)
     if path.name in ("", ".."):
-        raise InputError(f"{path}: is no name; give the output one")
+        raise InputError(f"{path}: is not a file name; name the output")
     if not path.parent.is_dir():
         raise InputError(f"{path}: its folder does not exist; create {path.parent} first")
     if not os.access(path.parent, os.W_OK):

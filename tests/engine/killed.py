@@ -61,7 +61,7 @@ def run(vae: str, latent: str, out: str, kills: int) -> dict[str, object]:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         found.append((left(Path(out)), Path(out).exists()))
-        if Path(out).exists():  # begin anew
+        if Path(out).exists():  # start over
             Path(out).rename(f"done{len(found)}")
     again = os.waitstatus_to_exitcode(os.waitpid(begun(["decode", common[0], out, *common[1:], "--resume"]), 0)[1])
     return {"left": found, "again": again}

@@ -237,7 +237,7 @@ def test_the_commands_take_pictures(tiny, tmp_path, monkeypatch, capsys, caplog)
     assert main(["decode", "z.safetensors", "r.safetensors", "--vae", vae, "--quiet"]) == 0
     assert load_file("r.safetensors")["frames"].shape == (2, 19, 21, 3)
     assert main(["decode", "z.safetensors", "out/", "--vae", vae, "--quiet", "--resume"]) == 0
-    assert "--resume finds nothing and begins anew" in caplog.text
+    assert "--resume finds nothing and starts over" in caplog.text
     caplog.clear()
     assert main(["decode", "z.safetensors", "out/", "--vae", vae, "--resume"]) == 0
     assert "is complete (2 frames 21x19)" in capsys.readouterr().out and not caplog.text

@@ -71,7 +71,7 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert record["stages"][0]["floor_ms"] is None and record["rows"]
 
 
-@pytest.mark.parametrize(("args", "word"), [(["--frames", "6"], "4n+1"), (["--runs", "0"], "at least one"),
+@pytest.mark.parametrize(("args", "word"), [(["--frames", "6"], "4n+1"), (["--runs", "0"], "at least 1"),
                                             (["--size", "15x16"], "multiples of 8")])  # fmt: skip
 def test_wrong_options(capsys, args, word):
     assert main(["profile", "decode", "--device", "cpu", *args]) == 2

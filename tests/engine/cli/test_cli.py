@@ -255,7 +255,7 @@ def test_bad_videos(run, tmp_path, make_vae_file):
     one_error(run("encode", "ok.png", "a.safetensors", "--vae", "{vae}", "--frames", 0), "at least 1")
     for start, frames in ((10**20, 1), (1, 2**63 - 1)):
         said = run("encode", "ok.png", "a.safetensors", "--vae", "{vae}", "--start", start, "--frames", frames)
-        one_error(said, f"start={start} is behind the clip's last frame")
+        one_error(said, f"start={start} is after the clip's last frame")
     one_error(run("encode", "ok.png", "a.safetensors", "--vae", "{vae}", "--seed", 10**30), f"seed={10**30} is too")
     one_error(run("encode", "ok.png", "a.safetensors", "--vae", make_vae_file(encoder=None)), "decoder only")
     assert sorted(f.name for f in tmp_path.iterdir()) == before

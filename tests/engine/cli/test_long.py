@@ -61,13 +61,13 @@ def interrupt(monkeypatch, writer, after):
 
 def test_frames_are_those_of_a_decode(place, vae_file, capsys):
     assert place("decode", "l.safetensors", "frames", "--chunk", 1) == 0
-    assert "latents in front" not in capsys.readouterr().out
+    assert "latents before them" not in capsys.readouterr().out
     whole = load(vae_file, device="cpu").decode(read_latent("l.safetensors"), output="uint8", chunk=1)[0, :19, :15, :30]
     found = pngs("frames")
     assert sorted(found) == [f"frame_{n:06d}.png" for n in range(19)]
     assert all((found[f"frame_{n:06d}.png"] == whole[n].numpy()).all() for n in range(19))
     assert place("decode", "l.safetensors", "part", "--chunk", 1, "--start", 7, "--frames", 4) == 0
-    assert "with the 2 latents in front again that they depend on" in capsys.readouterr().out
+    assert "including the 2 latents before them that they depend on" in capsys.readouterr().out
     assert same(pngs("part"), {name: p for name, p in found.items() if 7 <= int(name[6:12]) < 11})
     assert place("decode", "l.safetensors", "f.safetensors", "--chunk", 1, "--start", 17, "--output", "uint8") == 0
 
@@ -87,12 +87,12 @@ def test_png_resume(place, vae_file, monkeypatch, capsys, after):
     assert f"frames.part: {len(there)} of 19 frames; the same command with --resume goes on from there" in err
     assert not Path("frames").exists() and len(there) >= after
     assert place("decode", "l.safetensors", "frames", "--chunk", 1) == 2
-    assert "an interrupted run has left it; give --resume to go on with it, or --force" in capsys.readouterr().err
+    assert "an interrupted run has left it; give --resume to continue it, or --force" in capsys.readouterr().err
     for other in (("--start", 1), ("--off", "composed_upsample"), ("--vae", Path(vae_file).name)):
         assert place("decode", "l.safetensors", "frames", "--chunk", 1, *other, "--resume") == 2
         assert "is of another clip or was made with other settings" in capsys.readouterr().err
     assert place("decode", "l.safetensors", "frames", "--chunk", 1, "--resume", "--off", "cuda_graphs") == 0
-    assert f"behind {len(there)} that were there" in capsys.readouterr().out
+    assert f"after {len(there)} that were already there" in capsys.readouterr().out
     assert same(pngs("frames"), pngs("whole")) and not Path("frames.part").exists()
 
 
@@ -162,7 +162,7 @@ def test_resume_refuses_other_auto_tiles(place, monkeypatch, capsys):
         patch.setattr(Limits, "hold", lambda *_: False)
         grids[:] = [16, 24]
         assert place(*arguments, "--resume") == 2
-    assert "takes other tiles than its frames were made in; free memory" in capsys.readouterr().err
+    assert "needs other tiles than its frames have; free some" in capsys.readouterr().err
     grids[:] = [16]
     assert place(*arguments, "--resume") == 0
     grids[:] = [16]
@@ -212,7 +212,7 @@ def test_several_devices_resume(place, monkeypatch, capsys):
     both = "--devices", "cpu,cpu", "--verbose"
     assert place("decode", "l.safetensors", "frames", "--chunk", 1, "--resume", *both) == 0
     out = capsys.readouterr().out
-    assert f"behind {len(there)} that were there" in out and "2 devices, " in out and "frames waiting" in out
+    assert f"after {len(there)} that were already there" in out and "2 devices, " in out and "frames waiting" in out
     assert same(pngs("frames"), pngs("whole"))
 
 
@@ -266,7 +266,7 @@ def test_result_made_meanwhile_stays(place, monkeypatch, capsys, out, part):
     assert not any(Path(out).iterdir())
     Path(out).rmdir()
     assert place("decode", "l.safetensors", out, "--resume") == 0
-    assert "behind 19 that were there" in capsys.readouterr().out
+    assert "after 19 that were already there" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("out", ["frames", "a.mp4"])

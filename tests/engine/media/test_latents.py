@@ -35,13 +35,13 @@ def test_any_float_is_read_piece_by_piece(tmp_path, kind, shape):
 
 
 def test_rewritten_latent_refused(tmp_path):
-    """A latent file that is written anew while it is read is refused."""
+    """A latent file that is rewritten while it is read is refused."""
     path = tmp_path / "a.safetensors"
     write_latent(path, torch.zeros(1, 16, 5, 2, 3))
     file = LatentFile(path)
     assert not file[0, :, :2].any()
     write_latent(path, torch.ones(1, 16, 5, 2, 3))
-    with pytest.raises(InputError, match=r"a\.safetensors: was written anew while it was read"):
+    with pytest.raises(InputError, match=r"a\.safetensors: was rewritten while it was read"):
         file[0, :, 2:4]
 
 

@@ -195,7 +195,7 @@ def test_result_of_another_run_stays(path):
 
 def test_another_encoder_is_refused(path):
     write(path, ramp(20), identity="one clip")
-    with pytest.raises(InputError, match="begun by another version of the encoder"):
+    with pytest.raises(InputError, match="another version of the encoder wrote it"):
         write(path, ramp(5, 20, 64, 64), identity="one clip", resume=True)
     assert scan(part_of(path)).samples == 20
 

@@ -25,7 +25,7 @@ def test_check_target(tmp_path, monkeypatch):
         "folder does not exist": [("nowhere/a.mp4", True, False)],
         "is a folder": [("frames", True, False)],
         "is a file": [("a.mp4", True, True)],
-        "is no name": [("frames/..", True, True)],
+        "is not a file name": [("frames/..", True, True)],
     }
     for reason, calls in refused.items():
         for name, force, folder in calls:
@@ -35,7 +35,7 @@ def test_check_target(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"letter\.txt"):
         check_target(tmp_path / "frames", force=True, folder=True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="is no name"):
+    with pytest.raises(InputError, match="is not a file name"):
         check_target(".", force=True, folder=True)
 
 
