@@ -284,9 +284,21 @@ class EngineVAE(comfy.sd.VAE):
             raise InputError(f"Another node has changed the layer {layer} of this VAE, which the engine does not "
                              "follow: use Load VAE in front of that node, and no node of this pack")  # fmt: skip
         self.engine.to(self.device)
+        if self._on_gpu:
+            self._check_room(memory - self.patcher.loaded_size())
         context = getattr(mm, "cuda_device_context", None)
         with context(self.device) if context else nullcontext():
             yield plan
+
+    def _check_room(self, needed: int) -> None:
+        """Have the host unload every model but this one where it has not made the room that it was asked for, in bytes.
+
+        It counts with the sizes that models say they take: with dynamic VRAM, and with those of other nodes, they may
+        hold more."""
+        if mm.get_free_memory(self.device) < needed:
+            log.debug(f"less than {needed / GIB:.2f} GB are free after making room: every other model is unloaded")
+            self._free_others()
+            mm.soft_empty_cache()
 
     def _free_others(self) -> None:
         """Have the host unload every model but this one, when a run finds no memory."""

@@ -32,7 +32,8 @@ PYTHON = [
         comfy_api.latest.io.Audio.Input comfy_api.latest.ui comfy_execution.utils.get_executing_context folder_paths
         comfy_api.latest.io.Audio.Output comfy.model_management.vae_device comfy.model_management.get_total_memory"""),
     ("0.3.64", NO_RUN, """comfy.model_management.load_models_gpu comfy.model_management.current_loaded_models
-        comfy.model_management.free_memory comfy.model_management.processing_interrupted
+        comfy.model_management.free_memory comfy.model_management.get_free_memory
+        comfy.model_management.soft_empty_cache comfy.model_management.processing_interrupted
         comfy.model_management.throw_exception_if_processing_interrupted comfy.model_management.vae_offload_device
         comfy.patcher_extension.CallbacksMP.ON_DETACH comfy.utils.ProgressBar comfy_api.latest.ui.PreviewImage
         comfy_api.latest.InputImpl.VideoFromFile comfy.cli_args.LatentPreviewMethod.NoPreviews

@@ -2,7 +2,7 @@
 
 from running import inside
 
-PARKED = """
+ON_A_GPU = """
 import contextlib
 import torch
 import comfy.model_management as mm
@@ -12,12 +12,18 @@ mm.get_total_memory = lambda *_: 16 << 30
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 torch.cuda.get_device_capability = lambda *_: (9, 0)
 from zerowaste_vae.engine import PlanError, core
+from zerowaste_vae.engine.planning import choice
 from zerowaste_vae.nodes import conversion
+choice.Choices.of = lambda *_: None  # nothing lacks kernels
 from zerowaste_vae.nodes.settings import Settings
 core.why_off = lambda *_: None
 asked = []
 mm.load_models_gpu = lambda models, memory_required, **_: asked.append(memory_required)
 mm.cuda_device_context = contextlib.nullcontext
+free, freed = 1 << 50, []
+mm.get_free_memory = lambda device: free
+mm.free_memory = lambda memory, device, keep_loaded=(): freed.append((memory, device, keep_loaded))
+mm.soft_empty_cache = lambda: freed.append("cache")
 vae = conversion.from_file(vae_file, "auto", None, Settings())
 vae.engine.to = lambda device: None
 size = (1, 4, 135, 240)
@@ -28,6 +34,9 @@ def room(**wishes):
         assert plan.peak_bytes == asked[-1]
     return asked.pop()
 
+"""
+
+PARKED = """
 assert room() == untiled
 gb = 0.5 * untiled / 2**30
 assert 0 < room(vram_gb=gb) <= 0.5 * untiled
@@ -39,10 +48,30 @@ except PlanError as error:
     assert "ram_gb" in str(error), error
 else:
     raise AssertionError("no host memory, and still a plan")
+assert not freed
 print("made room")
+"""
+
+#: A host that says it has made room, and has not: with dynamic VRAM, or a model that takes more than it says.
+SHORT = """
+free = untiled - 1
+assert room() == untiled
+assert freed == [(1e30, gpu, []), "cache"], freed
+freed.clear()
+vae.patcher.loaded_size = lambda: 1  # a byte of the plan's is on the card already
+assert room() == untiled and not freed
+vae.patcher.load_device = vae.device = torch.device("cpu")
+free = 0
+with vae._loaded("decoder", size, Settings().options()) as plan:
+    assert plan is None and not freed
+print("freed")
 """
 
 
 def test_room_is_made_for_plans_that_park(host_places, pack_folder):
     """Histories in host memory count there as well: else a target that needs them is refused before the run."""
-    assert "made room" in inside(host_places, pack_folder, PARKED)
+    assert "made room" in inside(host_places, pack_folder, ON_A_GPU + PARKED)
+
+
+def test_what_the_host_did_not_free_is_freed_before_a_run(host_places, pack_folder):
+    assert "freed" in inside(host_places, pack_folder, ON_A_GPU + SHORT)

@@ -3,6 +3,8 @@
 import gc
 import hashlib
 import json
+import threading
+import time
 
 import comfy.model_management as mm
 import comfy.model_patcher
@@ -13,12 +15,57 @@ GIB = 1 << 30
 #: Both live as long as the process: what other programs would take, and the models by their size.
 others = []
 models = {}
+#: Bytes that a VAE's run asked for, and what was free when it began; (bytes of ours, of the heavy models) then.
+rooms = []
+asked = []
+#: Calls that page-lock host memory, by anybody.
+locks = [0]
+least = []
+
+
+def watched(load):
+    def load_models_gpu(given, memory_required=0, **rest):
+        load(given, memory_required=memory_required, **rest)
+        if memory_required:
+            asked.append((memory_required, sum(model.loaded_size() for model in given)))
+
+    return load_models_gpu
+
+
+def noted(enter):
+    """The context that a run is in from the end of its preparation on."""
+
+    def cuda_device_context(device):
+        if asked:
+            wanted, ours = asked.pop()
+            heavy = sum(model.loaded_size() for model in models.values())
+            rooms.append({"asked": wanted, "ours": ours, "free": mm.get_free_memory(device), "heavy": heavy})
+        return enter(device)
+
+    return cuda_device_context
+
+
+class Runtime:
+    """CUDA's functions; those that page-lock are counted."""
+
+    def __getattr__(self, name):
+        return getattr(cudart(), name)
+
+    def cudaHostRegister(self, *given):
+        locks[0] += 1
+        return cudart().cudaHostRegister(*given)
+
+
+if torch.cuda.is_available():
+    mm.load_models_gpu = watched(mm.load_models_gpu)
+    mm.cuda_device_context = noted(mm.cuda_device_context)
+    cudart, torch.cuda.cudart = torch.cuda.cudart, Runtime
 
 
 class Heavy(torch.nn.Module):
     def __init__(self, gib):
         super().__init__()
-        half = comfy.ops.manual_cast.Linear  # of a GB in each
+        half = comfy.ops.manual_cast.Linear  # of half a GB each
         layers = (half(1 << 14, 1 << 14, bias=False, dtype=torch.float16) for _ in range(2 * gib))
         self.layers = torch.nn.ModuleList(layers)
         # With dynamic VRAM layers have no weights before some are loaded.
@@ -32,8 +79,15 @@ def patcher(gib):
     return kind(model, load_device=mm.get_torch_device(), offload_device=torch.device("cpu"))
 
 
+def watch():
+    """Note the least memory that is free on the card, until `others` are gone."""
+    while others:
+        least[:] = [min([*least, torch.cuda.mem_get_info()[0]])]
+        time.sleep(0.001)
+
+
 class LoadHeavy:
-    """Leave `free` GB of the card to the host, and have it load a model of `gib` GB."""
+    """Leave `free` GB of the card to the host, and have it load and run a model of `gib` GB."""
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -47,13 +101,22 @@ class LoadHeavy:
 
     def load(self, samples, gib, free):
         others.clear()
+        rooms.clear()
         mm.soft_empty_cache()
         spare = torch.cuda.mem_get_info()[0] - free * GIB
         if spare > 0:
             others.append(torch.empty(spare, dtype=torch.uint8, device="cuda"))
-        if gib not in models:
+        if gib and gib not in models:
             models[gib] = patcher(gib)
-        mm.load_models_gpu([models[gib]])
+        if gib:
+            mm.load_models_gpu([models[gib]])
+            for layer in models[gib].model.layers:  # with dynamic VRAM weights come when they are used
+                layer(torch.zeros(1, 1 << 14, dtype=torch.float16, device="cuda"))
+        torch.cuda.synchronize()
+        heavy = sum(model.loaded_size() for model in models.values())
+        rooms.append({"heavy": heavy, "free": mm.get_free_memory(mm.get_torch_device())})
+        least.clear()
+        threading.Thread(target=watch, daemon=True).start()
         return (samples,)
 
 
@@ -76,8 +139,25 @@ class Look:
         return {"ui": {"text": [json.dumps(facts)]}}
 
 
+class Rooms:
+    """JSON: the memory that was free behind the last LoadHeavy, and for each run since then."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {}}
+
+    RETURN_TYPES, FUNCTION, CATEGORY, OUTPUT_NODE = (), "rooms", "test", True
+
+    @classmethod
+    def IS_CHANGED(cls, **_):
+        return float("nan")
+
+    def rooms(self):
+        return {"ui": {"text": [json.dumps(rooms)]}}
+
+
 class Forget:
-    """Give the memory of `others` back."""
+    """Give the memory of `others` back; JSON: what is held, was locked, and was free at least beside `others`."""
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -95,7 +175,8 @@ class Forget:
         gc.collect()
         mm.soft_empty_cache(True)
         facts = {"allocated": torch.cuda.memory_allocated(), "free": torch.cuda.mem_get_info()[0]}
+        facts |= {"locks": locks[0], "least": min(least, default=None)}
         return {"ui": {"text": [json.dumps(facts)]}}
 
 
-NODE_CLASS_MAPPINGS = {"TestLoadHeavy": LoadHeavy, "TestLook": Look, "TestForget": Forget}
+NODE_CLASS_MAPPINGS = {"TestLoadHeavy": LoadHeavy, "TestLook": Look, "TestForget": Forget, "TestRooms": Rooms}
