@@ -7,6 +7,7 @@ import json
 import pytest
 from graphs import NOTES, to_prompt
 from pages import SAVED, STATES, WORKFLOWS, opened, workflow
+from PIL import Image
 
 pytestmark = pytest.mark.host
 
@@ -14,6 +15,12 @@ NAMING_FILES = {
     "VAELoader", "UNETLoader", "CLIPLoader", "DualCLIPLoader", "CheckpointLoaderSimple", "LoadVideo", "LoadImage",
     "ZeroWasteVAELoader",
 }  # fmt: skip
+#: Width and height of the frames of this pack's pictures, which the page has as blobs.
+PICTURES = """
+[...document.querySelectorAll('[role=dialog] img')].filter((e) => e.naturalWidth === 480).map((e) => {
+  const frame = e.closest('.aspect-square') ?? e.parentElement;
+  return [frame.clientWidth, frame.clientHeight];
+})"""
 
 
 @pytest.mark.parametrize("renderer", ["canvas", "vue"])
@@ -89,15 +96,30 @@ def test_workflows_of_later_states_load_with_their_values(browser, comfy, name):
     assert added == later
 
 
-def test_the_templates_are_under_the_packs_own_name(browser, comfy, shots):
-    """And not under that of its folder."""
-    opened(browser, comfy)
+def test_every_template_has_a_picture_of_its_own_in_the_frames_format():
+    """Square, as the templates dialog shows them."""
+    pictures = {name: Image.open(path.with_suffix(".jpg")) for name, path in WORKFLOWS.items()}
+    assert {picture.size for picture in pictures.values()} == {(480, 480)}
+    assert len({picture.tobytes() for picture in pictures.values()}) == len(WORKFLOWS)
+
+
+@pytest.mark.parametrize("host", ["comfy", "new_comfy"])
+def test_the_templates_are_under_the_packs_own_name(browser, request, shots, host):
+    """And not under that of its folder; the one that needs no model comes first."""
+    opened(browser, request.getfixturevalue(host))
     browser("js", source="void app.extensionManager.command.execute('Comfy.BrowseTemplates')")
+    dialog = "[...document.querySelectorAll('[role=dialog]')].map((e) => e.innerText).join()"
     for _ in range(60):
-        text = browser("js", source="document.querySelector('[role=dialog]')?.innerText ?? ''")
-        if "Extensions" in text:
+        text = browser("js", source=dialog)
+        if "Zero-Waste VAE" in text and "Try it" in text:
             break
         browser("js", source="new Promise((done) => setTimeout(done, 500))")
-    browser("view", file=str(shots / "templates-dialog.png"))
+    browser("js", source="new Promise((done) => setTimeout(done, 2500))")  # for the pictures
+    browser("view", file=str(shots / f"templates-dialog-{host}.png"))
+    shapes = browser("js", source=PICTURES)
     browser("key", keys="Escape")
     assert "Zero-Waste VAE" in text and "ComfyUI-ZeroWasteVAE" not in text
+    listed = sorted(WORKFLOWS, key=lambda name: (not name.startswith("Try it"), name.casefold()))
+    assert listed == sorted(WORKFLOWS, key=text.index)
+    assert len(shapes) == len(WORKFLOWS)
+    assert all(abs(width - height) <= 2 for width, height in shapes), shapes

@@ -58,6 +58,7 @@ FRONTEND = [
         app.registerExtension api.addEventListener api.fetchApi api.queuePrompt node.addDOMWidget node.addWidget
         node.setSize node.computeSize LiteGraph.NODE_FONT LiteGraph.NODE_TEXT_SIZE LiteGraph.registered_node_types"""),
     ("1.27", "a comparison gives an error", "app.graphToPrompt api.apiURL"),
+    ("1.27", "the pack's templates are in the order of the file system", "api.getWorkflowTemplates"),
     ("1.27", "the list of files is read again when the page is", "app.refreshComboInNodes"),
     ("1.27", "texts are English", "app.extensionManager.setting.get"),
     ("1.27", "no message says how many nodes were replaced", "app.extensionManager.toast.add"),

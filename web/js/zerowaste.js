@@ -1,5 +1,6 @@
 // The pack's part of the frontend: status lines, the expert switch, "Use Zero-Waste VAE", refresh of the file list.
 import { app } from "../../../scripts/app.js";
+import { api } from "../../../scripts/api.js";
 import { adoptAll, menuItems } from "./adopt.js";
 import { addExpertSwitch, markUseless, nameTiles } from "./expert.js";
 import { attachPanel } from "./panel.js";
@@ -7,6 +8,7 @@ import { followRuns } from "./runs.js";
 import { loadStrings, t } from "./strings.js";
 import { addTuning } from "./tune.js";
 
+const FIRST = "Try it - demo clip";
 const EVERYWHERE = "ZeroWasteVAE.UseEverywhere";
 const PANELS = {
   ZeroWasteVAEDecode: { plan: true },
@@ -28,6 +30,17 @@ function addRefresh(node) {
   button.serialize = false;
 }
 
+// The host lists templates in the order of the file system.
+function orderTemplates() {
+  const pack = decodeURIComponent(new URL("..", import.meta.url).pathname.split("/").at(-2));
+  const list = api.getWorkflowTemplates;
+  api.getWorkflowTemplates = async function (...rest) {
+    const all = await list?.apply(this, rest);
+    all?.[pack]?.sort((a, b) => (b === FIRST) - (a === FIRST) || a.localeCompare(b));
+    return all;
+  };
+}
+
 app.registerExtension({
   name: "ZeroWasteVAE",
   // Its words in other languages are in locales/*/commands.json.
@@ -35,6 +48,7 @@ app.registerExtension({
   menuCommands: [{ path: ["Extensions", "Zero-Waste VAE"], commands: [EVERYWHERE] }],
   async init() {
     addStyle();
+    orderTemplates();
     await loadStrings();
     followRuns();
   },
