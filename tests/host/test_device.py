@@ -11,7 +11,7 @@ torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 torch.cuda.get_device_capability = lambda *_: (9, 0)
 from zerowaste_vae.engine.planning import choice
 choice.Choices.of = lambda *_: None  # nothing lacks kernels
-from zerowaste_vae.engine import core
+from zerowaste_vae.engine.execution import core
 from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.settings import Settings
 asked = []
@@ -195,7 +195,7 @@ import comfy.sd
 import torch
 from comfy.ldm.wan.vae import WanVAE
 import comfy.model_management as mm
-from zerowaste_vae.engine import core
+from zerowaste_vae.engine.execution import core
 from zerowaste_vae.nodes import conversion
 core.why_off = lambda *_: None
 shape = dict(dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[], temperal_downsample=[False, True, True])
@@ -217,7 +217,7 @@ import comfy.model_management as mm
 mm.vae_device = lambda: torch.device("cuda", 0)
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 torch.cuda.get_device_capability, torch.cuda.get_device_name = lambda *_: (9, 0), lambda *_: "GPU"
-from zerowaste_vae.engine import core
+from zerowaste_vae.engine.execution import core
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.loader import Optimize

@@ -11,7 +11,8 @@ mm.vae_device = lambda: gpu
 mm.get_total_memory = lambda *_: 16 << 30
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 torch.cuda.get_device_capability = lambda *_: (9, 0)
-from zerowaste_vae.engine import PlanError, core
+from zerowaste_vae.engine import PlanError
+from zerowaste_vae.engine.execution import core
 from zerowaste_vae.engine.planning import choice
 from zerowaste_vae.nodes import conversion
 choice.Choices.of = lambda *_: None  # nothing lacks kernels
