@@ -105,13 +105,16 @@ def test_the_second_gpu_gives_the_firsts_bits(file, noise, monkeypatch):
 
 
 class Refusing:
-    """The CUDA runtime, but it is asked to lock everything twice, and so really refuses."""
+    """The CUDA runtime, but behind the first `grants` it is asked to lock everything twice, and so really refuses."""
 
     def __init__(self, runtime):
         self.runtime = runtime
-        self.refused = 0
+        self.refused = self.granted = self.grants = 0
 
     def cudaHostRegister(self, address, size, flags):
+        if self.granted < self.grants:
+            self.granted += 1
+            return self.runtime.cudaHostRegister(address, size, flags)
         assert int(self.runtime.cudaHostRegister(address, size, flags)) == 0
         error = self.runtime.cudaHostRegister(address, size, flags)
         assert int(error) != 0
@@ -153,6 +156,21 @@ def test_parked_histories_in_ordinary_memory(vae, noise, refusing, caplog):
             assert vae.last_report.parked_gb > 0 and not vae.last_report.events["oom_step_downs"]
     assert refusing.refused >= 1
     assert sum("page-lock" in line.getMessage() for line in caplog.records) == 1
+
+
+@pytest.mark.parametrize("grants", [3, 1 << 30])
+def test_histories_in_pieces_that_were_locked_one_by_one(vae, noise, refusing, monkeypatch, grants):
+    """All of them, or the first ones: copies begin in one piece and end in the next."""
+    monkeypatch.setattr(pinned, "PIECE", 1 << 18)
+    z = noise(*SIZE)
+    expected, gb = vae.decode(z), parked(vae, z)
+    refusing.grants = grants
+    for _ in range(2):
+        assert torch.equal(vae.decode(z, vram_gb=gb), expected)
+        assert vae.last_report.parked_gb > 0
+    assert refusing.granted == 3 if grants == 3 else refusing.granted > 10
+    POOL.release()
+    assert not POOL._locked
 
 
 def test_staging_in_ordinary_memory(vae, noise, refusing, monkeypatch):
