@@ -34,9 +34,7 @@ SERVERS = {
     "as it comes": Server(),
     "dynamic VRAM off": Server(("--disable-dynamic-vram",)),
     "fast": Server(("--fast",)),
-    "lowvram with torch's allocator": Server(
-        ("--disable-cuda-malloc", "--lowvram", "--cache-none", "--default-device", "0")
-    ),
+    "lowvram with torch's allocator": Server(("--disable-cuda-malloc", "--lowvram", "--cache-none")),
     "nothing pinned": Server(
         ("--disable-pinned-memory", "--disable-async-offload"), off={"async_offload": "--disable-async-offload"}
     ),
