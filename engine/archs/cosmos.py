@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..network.ops.attention import SpaceAttention, TimeAttention
+from ..network.ops.ends import Pointwise
 from ..network.ops.factorised import Conv, MeanDown, MeanUp, Moments, Res, WaveletPatches, WaveletPixels
 from ..network.ops.norm import Group
-from ..network.ops.pointwise import Pointwise
 from ..network.ops.resnet import Names
 from ..network.ops.statistics import ByFrame
-from ..network.ops.time_attention import SpaceAttention, TimeAttention
 from ..network.program import STEP, TILES, Program, Step
 from .arch import Architecture, KeySet, Published, Shapes, length, level_widths
 

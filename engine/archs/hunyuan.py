@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from ..network.ops.attention import Attention, Parts
 from ..network.ops.conv import Conv
+from ..network.ops.down import StridedDown
 from ..network.ops.ends import Linear, Moments, Pixels
 from ..network.ops.norm import Group, Norm
-from ..network.ops.repeat_up import RepeatUp
 from ..network.ops.resnet import Names, Res
-from ..network.ops.strided_down import StridedDown
+from ..network.ops.up import RepeatUp
 from ..network.program import STEP, TILES, Program, Step
 from . import kl
 from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, length, level_widths

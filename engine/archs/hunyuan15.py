@@ -11,8 +11,7 @@ from ..network.ops.conv import Conv
 from ..network.ops.ends import Moments, Pixels
 from ..network.ops.norm import Length
 from ..network.ops.resnet import Res
-from ..network.ops.shortcut_down import ShortcutDown
-from ..network.ops.shortcut_up import ShortcutUp
+from ..network.ops.shortcut import ShortcutDown, ShortcutUp
 from ..network.program import STEP, TILES, Program, Step
 from .arch import Architecture, KeySet, Published, Shapes, Widths, length, level_widths
 from .hunyuan import NAMES, middle

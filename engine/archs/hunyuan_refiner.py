@@ -10,8 +10,7 @@ from ..network.ops.ends import Moments, Pixels
 from ..network.ops.norm import Group
 from ..network.ops.pictures import EachPicture
 from ..network.ops.resnet import Names, Res
-from ..network.ops.shortcut_down import ShortcutDown
-from ..network.ops.shortcut_up import ShortcutUp
+from ..network.ops.shortcut import ShortcutDown, ShortcutUp
 from ..network.program import STEP, TILES, Program
 from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of
 from .hunyuan import middle

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from ..errors import InputError
 from ..network.ops.attention import Attention, Parts
 from ..network.ops.conv import Conv
+from ..network.ops.down import StridedDown
 from ..network.ops.ends import Linear, Moments, Pixels
-from ..network.ops.nearest_up import NearestUp
 from ..network.ops.norm import Group
 from ..network.ops.resnet import Names, Res
-from ..network.ops.strided_down import StridedDown
+from ..network.ops.up import NearestUp
 from ..network.packing import PackedLatents
 from ..network.program import STEP, TILES, Program, Step
 from .arch import (

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from ..errors import InputError
 from ..network.ops.conv import Conv
+from ..network.ops.down import StridedDown
 from ..network.ops.ends import Linear, Moments
 from ..network.ops.norm import Group
 from ..network.ops.resnet import Names, Res
 from ..network.ops.statistics import Standardise
-from ..network.ops.strided_down import StridedDown
 from ..network.ops.tokens import Tokens
 from ..network.own_tiles import OwnTiles
 from ..network.program import STEP, TILES, Program, Step, Style

@@ -7,13 +7,11 @@ import re
 from dataclasses import dataclass
 
 from ..errors import InputError
-from ..network.ops.depth import Stride, StrideDown
-from ..network.ops.ends import Fourier, LinearMoments, LinearPixels
-from ..network.ops.linear_up import LinearUp
+from ..network.ops.attention import TimeAttention
+from ..network.ops.depth import LinearUp, Stride, StrideDown
+from ..network.ops.ends import Fourier, LinearMoments, LinearPixels, Pointwise
 from ..network.ops.norm import Group, NoNorm
-from ..network.ops.pointwise import Pointwise
 from ..network.ops.resnet import Names, Res
-from ..network.ops.time_attention import TimeAttention
 from ..network.program import STEP, TILES, Mark, Program, Step
 from .arch import Architecture, KeySet, Published, Shapes, holds, length, rows
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from ..network.ops.attention import Attention
 from ..network.ops.conv import Conv
+from ..network.ops.down import StridedDown
 from ..network.ops.ends import Moments, Pixels
 from ..network.ops.norm import Group
 from ..network.ops.resnet import Res
-from ..network.ops.shuffle_up import ShuffleUp
-from ..network.ops.strided_down import StridedDown
+from ..network.ops.up import ShuffleUp
 from ..network.program import STEP, TILES, Program, Step
 from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, length, level_widths
 

@@ -12,11 +12,11 @@ from ..errors import InputError
 from ..network.ops.around import Around
 from ..network.ops.attention import Attention
 from ..network.ops.conv import Conv
+from ..network.ops.down import FrameDown
 from ..network.ops.ends import Linear, Moments, Patches, Pixels
-from ..network.ops.frame_down import FrameDown
-from ..network.ops.nearest_up import NearestUp
 from ..network.ops.norm import Length
 from ..network.ops.resnet import Names, Res
+from ..network.ops.up import NearestUp
 from ..network.program import STEP, TILES, Program, Step
 from . import wan_names
 from .arch import Architecture, KeySet, Published, Shapes, Widths, length, level_widths

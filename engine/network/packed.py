@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..kernels.conv3d import pack_planes, pack_weight
+from ..kernels.conv3d import Weight, pack_planes, pack_weight
 from ..kernels.conv3d.winograd import takes
 from ..kernels.norm_act import Norm
 from ..precision.forms import Balancer, Form, Operands
@@ -28,13 +29,11 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
     planes = operands.winograd and suits and takes(form.dtype, c, n)
     early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided and not conv.after
 
-    def make() -> Conv:
-        balancer = form.balancer()
+    def make(balancer: Balancer | None) -> tuple[Weight, Tensor]:
         pack = pack_planes if planes else pack_weight
-        weight = pack(kernel, form.dtype, early=early, balance=balancer)
-        return Conv(conv.key, weight, conv.bias.float(), stride=stride, **scaling(form, balancer))
+        return pack(kernel, form.dtype, early=early, balance=balancer), conv.bias.float()
 
-    return operands.once(conv.key, form, make)
+    return operands.once(conv.key, form, lambda: packed_conv(conv.key, form, make, stride=stride))
 
 
 def clip_kernel(weight: Tensor) -> Tensor:
@@ -42,10 +41,15 @@ def clip_kernel(weight: Tensor) -> Tensor:
     return weight.unsqueeze(2) if weight.dim() == 4 else weight
 
 
-def scaling(form: Form, balancer: Balancer | None) -> dict[str, Any]:
-    """Return the fields of a Conv that say how its input is stored."""
+def packed_conv(
+    key: str, form: Form, make: Callable[[Balancer | None], tuple[Weight, Tensor]],
+    stride: tuple[int, int, int] = (1, 1, 1),
+) -> Conv:  # fmt: skip
+    """Return a convolution in a form; make(balancer) packs its weight and bias with scales of the balancer's."""
+    balancer = form.balancer()
+    weight, bias = make(balancer)
     gain = None if balancer is None else balancer.gain
-    return {"scale": form.scale, "gain": gain, "half_accumulate": form.half_accumulate}
+    return Conv(key, weight, bias, stride=stride, scale=form.scale, gain=gain, half_accumulate=form.half_accumulate)
 
 
 def norm_of(norm: nn.Module) -> Norm:

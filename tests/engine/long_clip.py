@@ -19,10 +19,10 @@ from zerowaste_vae.engine.media.clips import Clip
 from zerowaste_vae.engine.media.latents import LatentFile, LatentWriter
 from zerowaste_vae.engine.media.mp4 import Format, Mp4Writer
 from zerowaste_vae.engine.network.ops.conv import Conv
+from zerowaste_vae.engine.network.ops.down import StridedDown
 from zerowaste_vae.engine.network.ops.ends import Moments, Patches, Pixels
 from zerowaste_vae.engine.network.ops.norm import Length
-from zerowaste_vae.engine.network.ops.shuffle_up import ShuffleUp
-from zerowaste_vae.engine.network.ops.strided_down import StridedDown
+from zerowaste_vae.engine.network.ops.up import ShuffleUp
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
 from zerowaste_vae.engine.vae import VideoVAE
 

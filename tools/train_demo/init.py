@@ -7,10 +7,10 @@ from torch import nn
 
 from ...engine.network.ops.attention import SplitAttention
 from ...engine.network.ops.conv import ClipConv
+from ...engine.network.ops.down import Downsample
 from ...engine.network.ops.norm import GroupNormAct
 from ...engine.network.ops.resnet import Resnet
-from ...engine.network.ops.shuffle_up import Upsample
-from ...engine.network.ops.strided_down import Downsample
+from ...engine.network.ops.up import Upsample
 from ...engine.network.plain import Network
 
 #: variance of SiLU of a unit normal about its second moment; convolutions after GroupNormAct see inputs of this power

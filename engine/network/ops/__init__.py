@@ -1,1 +1,1 @@
-"""One file per kind of step: its parameters and eager forward, its packing, its fused run, its sizes and its work."""
+"""Kinds of steps: their parameters and eager forward, their packing, their fused run, their sizes and their work."""

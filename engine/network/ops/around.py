@@ -18,7 +18,7 @@ from ...runtime.weights import Conv
 from ..chain import Link, given, pack_chain, through
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
-from .means import mean
+from .shortcut import mean
 
 
 def duplicate_up(x: Tensor, channels: int, temporal: bool, starts: bool) -> Tensor:

@@ -1,11 +1,12 @@
-"""Resampling by a 3x3x3 convolution whose channels become samples, or samples channels, with or without a shortcut of
-the same samples; and by a strided convolution."""
+"""Resampling by a layer whose channels become samples, or samples channels, with or without a shortcut of the same
+samples; and by a strided convolution."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,8 @@ from ...runtime.run import COPY, Run
 from ...runtime.weights import Conv
 from ..program import CAUSAL, Size, Style, Taps, Work
 from ..state import State, grouped
-from .conv import Between, ClipConv, OneConv, conv_work, styled, taps_of
-from .means import mean
+from .conv import Between, ClipConv, Matrix, OneConv, conv_work, styled, taps_of
+from .shortcut import mean
 
 _PLAIN = Geometry()
 #: Samples per position along frames, rows and columns.
@@ -84,6 +85,15 @@ class Down(OneConv):
 @dataclass(frozen=True)
 class _Depth(Between):
     stride: Stride
+    up: ClassVar[bool] = False
+
+    @property
+    def time(self) -> tuple[int, int]:  # type: ignore[override]
+        return (self.stride[0], 1) if self.up else (1, self.stride[0])
+
+    @property
+    def space(self) -> tuple[int, int]:  # type: ignore[override]
+        return (self.stride[1], 1) if self.up else (1, self.stride[1])
 
 
 @dataclass(frozen=True)
@@ -99,13 +109,7 @@ class Packed:
 class ToSamples(_Depth):
     """A step whose layer's channels become samples, in the order of `to_samples`."""
 
-    @property
-    def time(self) -> tuple[int, int]:  # type: ignore[override]
-        return self.stride[0], 1
-
-    @property
-    def space(self) -> tuple[int, int]:  # type: ignore[override]
-        return self.stride[1], 1
+    up = True
 
     def packed(self, layer: nn.Module, dtype: torch.dtype) -> Packed:
         """Pack the layer with channels in the order in which the convolution's store makes samples of them."""
@@ -207,14 +211,6 @@ class DepthDown(_Depth):
     def taps(self, style: Style) -> Taps:
         return Taps(2 + self.stride[0] - 1)
 
-    @property
-    def time(self) -> tuple[int, int]:  # type: ignore[override]
-        return 1, self.stride[0]
-
-    @property
-    def space(self) -> tuple[int, int]:  # type: ignore[override]
-        return 1, self.stride[1]
-
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Down(self.c_in, self.c_out, self.stride, style)}
 
@@ -237,3 +233,31 @@ class StrideDown(DepthDown):
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         taps = math.prod(self.stride) if self.blocks else 27
         return conv_work(size, self.c_out, taps, self.size(size, True))
+
+
+@dataclass(frozen=True)
+class LinearUp(ToSamples):
+    """Upsampling step. A clip's first position gives only the last of its frames."""
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.name: Matrix(self.c_in, self.c_out * math.prod(self.stride))}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        starts = state is None or state.count(self.name, x) == 0
+        y = to_samples(part(self.name)(x), self.stride)
+        return y[:, :, self.stride[0] - 1 :] if starts else y
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
+        return self.packed(part(self.name), operands.dtype)
+
+    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        lead = int(first == 0)
+        if lead:
+            run.pointwise(packed.last, x[:1], out[:1])
+        if x.shape[0] > lead:
+            run.pointwise(packed.all, x[lead:], out[lead:])
+        return out, None
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        return conv_work(size, self.c_out * math.prod(self.stride), 1)

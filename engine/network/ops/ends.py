@@ -1,5 +1,5 @@
-"""First and last steps of networks other than plain convolutions: patches, the latent's linear step, moments,
-pixels."""
+"""First and last steps other than plain convolutions: patches, the latent's linear step, moments, pixels; and linear
+layers on every position."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from ...runtime.weights import Conv, Output
 from ..packed import clip_kernel, conv_of, norm_of
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
 from ..state import State
-from .conv import Matrix, conv_work, pointwise, styled, taps_of
-from .means import mean
+from ..tree import find, graft
+from .conv import Between, ClipConv, Matrix, conv_work, pointwise, styled, taps_of
 from .norm import Norm, Normed
+from .shortcut import mean
 
 
 def patches(x: Tensor, n: int = 2) -> Tensor:
@@ -105,6 +106,12 @@ class PackedLinear:
     weight: Tensor  # [C, K]
     bias: Tensor
 
+    @classmethod
+    def of(cls, layer: nn.Module) -> PackedLinear:
+        """Pack a matrix, or a convolution of single positions, with a bias or without."""
+        weight = layer.weight.float().flatten(1).t().contiguous()
+        return cls(weight, weight.new_zeros(weight.shape[1]) if layer.bias is None else layer.bias.float())
+
 
 @dataclass(frozen=True)
 class Linear(Step):
@@ -121,8 +128,7 @@ class Linear(Step):
         return {self.name: pointwise(self.width, self.channels(self.width), style)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedLinear:
-        conv = part(self.name)
-        return PackedLinear(conv.weight.float().flatten(1).t().contiguous(), conv.bias.float())
+        return PackedLinear.of(part(self.name))
 
     def run(self, packed: PackedLinear, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
@@ -273,14 +279,10 @@ class Pixels(_End):
         return self.colours
 
 
-@dataclass(frozen=True)
-class LinearMoments(Moments):
-    """Moments by a linear layer without bias."""
+class _LinearEnd(Step):
+    """A last step of single positions."""
 
-    plain_only = "its moments come of a linear layer, which only the plain walk does"
-
-    def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {self.norm_name: self.norm.module(self.c_in), self.name: Matrix(self.c_in, self.c_out, bias=False)}
+    c_out: int
 
     def taps(self, style: Style) -> Taps:
         return Taps()
@@ -290,7 +292,17 @@ class LinearMoments(Moments):
 
 
 @dataclass(frozen=True)
-class LinearPixels(Pixels):
+class LinearMoments(_LinearEnd, Moments):
+    """Moments by a linear layer without bias."""
+
+    plain_only = "its moments come of a linear layer, which only the plain walk does"
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self.norm_name: self.norm.module(self.c_in), self.name: Matrix(self.c_in, self.c_out, bias=False)}
+
+
+@dataclass(frozen=True)
+class LinearPixels(_LinearEnd, Pixels):
     """Pixels by a linear layer."""
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
@@ -304,8 +316,44 @@ class LinearPixels(Pixels):
         norm = norm_of(part(self.norm_name))
         return PackedEnd(norm, Output(layer.key, weight, layer.bias.float(), columns_weight(weight)))
 
-    def taps(self, style: Style) -> Taps:
-        return Taps()
+
+@dataclass(frozen=True)
+class Pointwise(Between):
+    """A linear layer. matrix: it is stored as a matrix, with a bias or without. layer: its name within that of the
+    step."""
+
+    matrix: bool = False
+    bias: bool = True
+    layer: str = ""
+    stream: ClassVar[bool] = False
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        if self.matrix:
+            layer: nn.Module = Matrix(self.c_in, self.c_out, self.bias)
+        else:
+            layer = ClipConv(self.c_in, self.c_out, (1, 1, 1))
+        if not self.layer:
+            return {self.name: layer}
+        outer = nn.Module()
+        graft(outer, self.layer, layer)
+        return {self.name: outer}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        return self._layer(part)(x, state)
+
+    def _layer(self, part: Callable[[str], nn.Module]) -> nn.Module:
+        return find(part(self.name), self.layer) if self.layer else part(self.name)
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedLinear:
+        return PackedLinear.of(self._layer(part))
+
+    def run(self, packed: PackedLinear, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+        if not run.dry:  # frame by frame, so that the product does not depend on the chunk
+            for source, target in zip(x, out, strict=True):
+                flat = source.float().reshape(-1, self.c_in)
+                target.view(-1, self.c_out).copy_(torch.addmm(packed.bias, flat, packed.weight))
+        return out, None
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         return conv_work(size, self.c_out, 1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from zerowaste_vae.engine.kernels.duplicate import duplicate
 from zerowaste_vae.engine.network.ops.around import duplicate_up
-from zerowaste_vae.engine.network.ops.shortcut_up import shuffled
+from zerowaste_vae.engine.network.ops.shortcut import shuffled
 
 # D, H, W, C, K, frames, drop
 SHAPES = [(3, 4, 5, 8, 2, 2, 1), (3, 4, 5, 8, 8, 2, 0), (2, 3, 7, 12, 24, 1, 0), (1, 5, 1, 16, 48, 2, 1),

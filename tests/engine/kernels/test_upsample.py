@@ -8,7 +8,7 @@ from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, co
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.kernels.upsample import compose, compose_nearest, pack, pack_nearest, upsample
 from zerowaste_vae.engine.kernels.upsample.reference import plain_pair
-from zerowaste_vae.engine.network.ops.shuffle_up import Upsample
+from zerowaste_vae.engine.network.ops.up import Upsample
 from zerowaste_vae.engine.network.packed import tensor_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))

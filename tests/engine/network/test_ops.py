@@ -4,11 +4,11 @@ import pytest
 import torch
 from zerowaste_vae.engine.network.ops.attention import SplitAttention
 from zerowaste_vae.engine.network.ops.conv import ClipConv
-from zerowaste_vae.engine.network.ops.means import mean
+from zerowaste_vae.engine.network.ops.down import Downsample
 from zerowaste_vae.engine.network.ops.norm import Group
 from zerowaste_vae.engine.network.ops.resnet import Resnet
-from zerowaste_vae.engine.network.ops.shuffle_up import Upsample
-from zerowaste_vae.engine.network.ops.strided_down import Downsample
+from zerowaste_vae.engine.network.ops.shortcut import mean
+from zerowaste_vae.engine.network.ops.up import Upsample
 from zerowaste_vae.engine.network.state import State
 
 UNITS = {

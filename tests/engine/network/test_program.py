@@ -11,11 +11,11 @@ from zerowaste_vae.engine.archs import Architecture, KeySet, registry
 from zerowaste_vae.engine.calibration import sampling
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.ops.conv import Conv
+from zerowaste_vae.engine.network.ops.down import StridedDown
 from zerowaste_vae.engine.network.ops.ends import Moments, Pixels
 from zerowaste_vae.engine.network.ops.norm import Group, Length
 from zerowaste_vae.engine.network.ops.resnet import Res
-from zerowaste_vae.engine.network.ops.shuffle_up import ShuffleUp
-from zerowaste_vae.engine.network.ops.strided_down import StridedDown
+from zerowaste_vae.engine.network.ops.up import ShuffleUp
 from zerowaste_vae.engine.network.plain import Network
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
 from zerowaste_vae.engine.network.state import State

@@ -10,8 +10,7 @@ from zerowaste_vae.engine.network.hosted import Hosted, moving_bytes, staying
 from zerowaste_vae.engine.network.ops.tokens import turns
 from zerowaste_vae.engine.network.tokens import LayerWeights, Product, TokenNetwork
 from zerowaste_vae.engine.planning.own_plan import layer_bytes
-from zerowaste_vae.engine.precision.modes import Mode
-from zerowaste_vae.engine.precision.scaled import scaled_mode, why_not
+from zerowaste_vae.engine.precision.modes import Mode, scaled_mode, why_no_products
 
 CPU = torch.device("cpu")
 LAYERS = 5
@@ -107,7 +106,7 @@ def test_positions_are_the_middles_of_equal_parts():
 
 
 def test_what_torch_lacks_is_said(monkeypatch):
-    assert why_not("fp8", CPU) is None and scaled_mode(Mode("int8"), CPU, 0.0, "fp16") == Mode("int8")
+    assert why_no_products("fp8", CPU) is None and scaled_mode(Mode("int8"), CPU, 0.0, "fp16") == Mode("int8")
     assert "sum in fp32" in scaled_mode(Mode(half_accumulate=True), CPU, 0.0, "fp16").refused
     refused = scaled_mode(Mode("fp8"), CPU, 45.0, "fp16")
     assert refused.kind is None and refused.refused == (

@@ -18,8 +18,8 @@ from zerowaste_vae.engine.network.ops.conv import Conv
 from zerowaste_vae.engine.network.ops.ends import Pixels
 from zerowaste_vae.engine.network.ops.norm import Group, Length
 from zerowaste_vae.engine.network.ops.resnet import Res
-from zerowaste_vae.engine.network.ops.shortcut_up import ShortcutUp
-from zerowaste_vae.engine.network.ops.shuffle_up import ShuffleUp
+from zerowaste_vae.engine.network.ops.shortcut import ShortcutUp
+from zerowaste_vae.engine.network.ops.up import ShuffleUp
 from zerowaste_vae.engine.network.plain import Network
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
 from zerowaste_vae.engine.options import DEFAULTS
