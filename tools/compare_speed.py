@@ -17,7 +17,6 @@ import gc
 import importlib.util
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from typing import Any
 
 import frame_digests
 import torch
-from zerowaste_vae.engine.bench.calls import in_turns
+from zerowaste_vae.engine.bench.calls import Spread, in_turns
 
 #: Family, precision, half, [T, h, w] in latents.
 CASES = (
@@ -71,8 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         for i, case in enumerate(cases):
             times = turns(case, packs, files.get(case[0]), args.runs, args.small)
             name = " ".join((*case[:3], "x".join(map(str, case[3]))))
-            found[name] = {who: {"median": statistics.median(ms), "min": min(ms), "max": max(ms), "runs": len(ms)}
-                           for who, (_, *ms) in times.items()}  # fmt: skip
+            found[name] = {who: vars(Spread.of(ms[1:])) for who, ms in times.items()}
             for who in packs if first else ():
                 found[name][who]["first"] = first[str(i), who]
             print(line(name, found[name]), flush=True)
@@ -91,7 +89,7 @@ def known(other: Path) -> tuple[tuple[str, str, str, tuple[int, int, int]], ...]
 
 
 def line(name: str, found: dict[str, dict[str, float]]) -> str:
-    each = (f"{who} {t['median']:.2f} ({t['min']:.2f} to {t['max']:.2f})" for who, t in found.items())
+    each = (f"{who} {t['median']:.2f} ({t['low']:.2f} to {t['high']:.2f})" for who, t in found.items())
     more = found["this"]["median"] / found["other"]["median"] - 1
     first = [f"{who} {t['first']:.0f}" for who, t in found.items() if "first" in t]
     behind = f"; the first call {', '.join(first)}" if first else ""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -27,7 +26,8 @@ import torch
 from torch import Tensor
 from zerowaste_vae import VideoVAE, load
 from zerowaste_vae.engine.archs import by_name
-from zerowaste_vae.engine.bench.subject import check_size, copy_of, noise_latent, random_checkpoint
+from zerowaste_vae.engine.bench.calls import Spread
+from zerowaste_vae.engine.bench.subject import check_size, copy_of, random_checkpoint, seeded_input
 from zerowaste_vae.engine.distributed.ranks import Ranks, joined, under_torchrun
 from zerowaste_vae.engine.errors import ZeroWasteError
 from zerowaste_vae.engine.planning.shares import duration, leads_of, split
@@ -70,10 +70,8 @@ def cases(asked: argparse.Namespace, ranks: Ranks | None) -> Iterator[dict[str, 
     for precision in asked.precisions:
         vae = load(copy_of(weights), device=device, precision=precision)
         for size, frames in product(asked.sizes, asked.frames):
-            width, height = check_size(size, architecture.spatial)
-            height, width = height // architecture.spatial, width // architecture.spatial
-            latents = (frames - 1) // architecture.temporal + 1
-            z = noise_latent(vae.latent_channels, latents, height, width)
+            z = seeded_input(vae, "decoder", frames, *check_size(size, architecture.spatial))
+            latents, height, width = z.shape[2:]
             found = measured(vae, z, ways, ranks, asked)
             for way in ways:
                 yield {
@@ -116,13 +114,12 @@ def measured(
         reserved[way] = ranks.gather(own) if ranks else [own]
         stated[way] = None if report is None else report.predicted_gb
     count = vae.architecture.frames(z.shape[2])
-    each = {way: [1e3 * s / count for s in times] for way, times in seconds.items()}
-    medians = {way: statistics.median(times) for way, times in each.items()}
+    each = {way: Spread.of(times, 1e3 / count) for way, times in seconds.items()}
 
     def both(of: dict[int, Any], way: int) -> dict[str, Any]:
         return {"one": of[alone], "several": of[way]}
 
-    spreads = {way: [min(t), max(t)] for way, t in each.items()}
+    medians, spreads = {way: t.median for way, t in each.items()}, {way: [t.low, t.high] for way, t in each.items()}
     return {way: {"ms_a_frame": both(medians, way), "spread": both(spreads, way),
                   "speedup": medians[alone] / medians[way],
                   "equal": torch.equal(frames[alone], frames[way]) if alone in frames else None,

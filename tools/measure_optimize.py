@@ -10,7 +10,6 @@ own, which other programs on a busy machine do not change; OMP_NUM_THREADS=1 mak
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from zerowaste_vae.engine.bench.calls import in_turns
+from zerowaste_vae.engine.bench.calls import Spread, in_turns
 from zerowaste_vae.engine.bench.subject import PUBLISHED, check_size, noise_latent, noise_video, random_checkpoint
 
 
@@ -56,11 +55,11 @@ def compare(
 ) -> None:
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     seconds, results = in_turns({"stock": stock, "ours": ours}, runs, device, clock)
-    medians = {who: statistics.median(times[1:]) for who, times in seconds.items()}
-    for who, (_, *times) in seconds.items():
-        print(f"{name} {who}: {medians[who]:.2f} s ({min(times):.2f} to {max(times):.2f}), {runs} calls")
+    each = {who: Spread.of(times[1:]) for who, times in seconds.items()}
+    for who, times in each.items():
+        print(f"{name} {who}: {times} s, {runs} calls")
     difference = (results["ours"].float() - results["stock"].float()).abs().max().item()
-    ratio = medians["ours"] / medians["stock"]
+    ratio = each["ours"].median / each["stock"].median
     print(f"{name}: ours takes {ratio:.3f} of the time; largest difference {difference:.2e}", flush=True)
 
 

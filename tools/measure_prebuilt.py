@@ -15,6 +15,7 @@ import functools
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -144,7 +145,7 @@ def measured(vae: Any, ask: dict[str, Any]) -> dict[str, Any]:
         out = work()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    steady = sorted(seconds[1:])[len(seconds[1:]) // 2] if seconds[1:] else seconds[0]
+    steady = statistics.median(seconds[1:] or seconds)
     found = {"seconds": seconds, "steady": steady, "ms_frame": round(1e3 * steady / out.shape[1], 2),
              "digest": sha256(out.cpu().numpy().tobytes()).hexdigest(), "ran": vae.last_report.kernels}  # fmt: skip
     if ask.get("launches"):

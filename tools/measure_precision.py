@@ -26,6 +26,7 @@ from zerowaste_vae.engine.bench.subject import PUBLISHED, copy_of, noise_video, 
 from zerowaste_vae.engine.calibration.mixed import Mixed
 from zerowaste_vae.engine.calibration.sampling import (
     Saturation,
+    Trials,
     decibel,
     decode,
     encode,
@@ -33,7 +34,6 @@ from zerowaste_vae.engine.calibration.sampling import (
     mse,
     video_samples,
 )
-from zerowaste_vae.engine.calibration.trials import Trials
 from zerowaste_vae.engine.errors import ZeroWasteError
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.conv3d import dispatch

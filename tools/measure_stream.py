@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 import sys
 import time
 from fractions import Fraction
@@ -23,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from zerowaste_vae import VideoVAE, load
 from zerowaste_vae.engine.archs import by_name
-from zerowaste_vae.engine.bench.calls import resident_bytes
+from zerowaste_vae.engine.bench.calls import Spread, in_turns, resident_bytes
 from zerowaste_vae.engine.bench.subject import check_size, noise_latent, random_checkpoint
 from zerowaste_vae.engine.checkpoints import Checkpoint
 from zerowaste_vae.engine.errors import ZeroWasteError
@@ -50,13 +49,12 @@ def main(argv: list[str] | None = None) -> int:
         return slow(noise_latent(vae.latent_channels, -(-count // 16) + 1, height // architecture.spatial,
                                  width // architecture.spatial), count)  # fmt: skip
 
-    z, seconds = latents(asked.decode), []
-    for _ in range(asked.runs + 1):
-        began = time.perf_counter()
-        made = vae.decode(z, output="uint8").shape[1]
-        seconds.append(time.perf_counter() - began)
-    each = [1e3 * s / made for s in seconds[1:]]
-    print(f"decode of {made} frames: {statistics.median(each):.2f} ms a frame ({min(each):.2f} to {max(each):.2f})")
+    z = latents(asked.decode)
+    seconds, made = in_turns({"decode": lambda: vae.decode(z, output="uint8")}, asked.runs, vae.device)
+    count = made["decode"].shape[1]
+    each = Spread.of(seconds["decode"][1:], 1e3 / count)
+    print(f"decode of {count} frames: {each} ms a frame")
+    del made
 
     z = latents(asked.frames)
     measured(vae, z, asked.mp4)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import statistics
 import sys
 from itertools import product
 
@@ -18,9 +17,9 @@ import torch
 from torch import Tensor
 from zerowaste_vae import VideoVAE, load
 from zerowaste_vae.engine.archs import by_name
-from zerowaste_vae.engine.bench.calls import in_turns
+from zerowaste_vae.engine.bench.calls import Spread, in_turns
 from zerowaste_vae.engine.bench.metrics import psnr
-from zerowaste_vae.engine.bench.subject import check_size, copy_of, noise_latent, noise_video, random_checkpoint
+from zerowaste_vae.engine.bench.subject import check_size, copy_of, random_checkpoint, seeded_input
 from zerowaste_vae.engine.errors import ZeroWasteError
 from zerowaste_vae.engine.report import Report
 
@@ -43,34 +42,24 @@ def main(argv: list[str] | None = None) -> int:
     for precision, size in product(asked.precisions, asked.sizes):
         vae = load(copy_of(weights), device=asked.device, precision=precision)
         forms = {on: vae.with_options(vae.options.switched(**{on: [asked.toggle]})) for on in ("off", "on")}
-        x = drawn(vae, size, asked.frames, asked.encode)
+        half, shape = "encoder" if asked.encode else "decoder", check_size(size, vae.spatial)
+        x = seeded_input(vae, half, asked.frames, *shape)
         calls = {on: functools.partial(call, form, x, asked) for on, form in forms.items()}
         seconds, _ = in_turns(calls, asked.runs, vae.device)
-        each = {on: [1e3 * s / asked.frames for s in times[1:]] for on, times in seconds.items()}
-        median = {on: statistics.median(times) for on, times in each.items()}
-        said = {on: f"{on} {median[on]:.2f} ({min(t):.2f} to {max(t):.2f}), {memory(forms[on].last_report)}"
-                for on, t in each.items()}  # fmt: skip
+        each = {on: Spread.of(times[1:], 1e3 / asked.frames) for on, times in seconds.items()}
+        said = {on: f"{on} {t}, {memory(forms[on].last_report)}" for on, t in each.items()}
         if asked.db_frames:
-            x = drawn(vae, size, asked.db_frames, asked.encode)
+            x = seeded_input(vae, half, asked.db_frames, *shape)
             made = {on: call(form, x, asked) for on, form in forms.items()}
             exact = call(load(copy_of(weights), device=asked.device, precision="fp32"), x, asked)
             for on in forms:
                 said[on] += f", {decibel(made[on], exact, asked.encode):.1f} dB"
         what = "encode" if asked.encode else "decode"
         print(f"{asked.weights} {what} {precision} {size} x {asked.frames}, ms a frame, {asked.toggle} {said['off']}; "
-              f"{said['on']}: {median['on'] / median['off']:.3f} of the time", flush=True)
+              f"{said['on']}: {each['on'].median / each['off'].median:.3f} of the time", flush=True)
         for one in (vae, *forms.values()):
             one.release()
     return 0
-
-
-def drawn(vae: VideoVAE, size: str, frames: int, encode: bool) -> Tensor:
-    """Return a seeded clip, or latents of one."""
-    a = vae.architecture
-    width, height = check_size(size, a.spatial)
-    if encode:
-        return noise_video(frames, height, width)
-    return noise_latent(vae.latent_channels, (frames - 1) // a.temporal + 1, height // a.spatial, width // a.spatial)
 
 
 def call(vae: VideoVAE, x: Tensor, asked: argparse.Namespace) -> Tensor:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import torch
-from zerowaste_vae.engine.bench.winograd import WALKS, candidates
+from zerowaste_vae.engine.bench.winograd import WALKS, others
 from zerowaste_vae.engine.kernels.conv3d import (
     Epilogue,
     Geometry,
@@ -184,7 +184,7 @@ def own(dtype: torch.dtype) -> Iterator[Row]:
         yield from conv(dtype, 192, 192, (2, 37, 53), groups=groups, label=" in one and a half tiles")
     yield from conv(dtype, 128, 256, (2, 37, 53), kt=1, label=" another width")
     for c, frame in ((128, (720, 1280)), (256, (90, 100))):
-        for schedule in candidates(dtype, c, frame) if dtype in (HALF, FP8) else ():
+        for schedule in others(DEVICE, dtype, c, frame) if dtype in (HALF, FP8) else ():
             yield from conv(dtype, c, c, (2, 37, 53), schedule)
     for c, kind, border in ((128, "group", "zero"), (512, "group", "replicate"), (192, "l2", "reflect"),
                             (128, "group", "reflect")):

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..calibration.sampling import SIDE, encode, latent_samples, video_samples
-from ..calibration.trials import Trials
+from ..calibration.sampling import SIDE, Trials, encode, latent_samples, video_samples
 from ..errors import InputError
 from ..network.fused import fuse
 from ..planning.fusable import no_8_bit, why_off

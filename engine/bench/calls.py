@@ -11,7 +11,8 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,32 @@ GIB = 1 << 30
 #: Seconds between two samples of the memory, and the largest number of points kept of a run.
 PERIOD = 0.002
 POINTS = 240
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median of `runs` values, the smallest and the largest."""
+
+    median: float
+    low: float
+    high: float
+    runs: int
+
+    @classmethod
+    def of(cls, values: Sequence[float], factor: float = 1.0) -> Spread:
+        """Return the spread of values, each times `factor`."""
+        ends = statistics.median(values), min(values), max(values)
+        return cls(*(factor * value for value in ends), len(values))
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def figures_of(seconds: Sequence[float]) -> dict[str, Any]:
+    """Return first_s, median_s, low_s, high_s and runs of calls; only the first one is not steady."""
+    steady = Spread.of(seconds[1:])
+    return {"first_s": seconds[0], "median_s": steady.median, "low_s": steady.low, "high_s": steady.high,
+            "runs": steady.runs}  # fmt: skip
 
 
 def time_calls(call: Callable[[], Tensor], runs: int, device: torch.device) -> tuple[dict[str, Any], Tensor]:
@@ -49,11 +76,9 @@ def time_calls(call: Callable[[], Tensor], runs: int, device: torch.device) -> t
     with Watch(device) as watch:
         result = call()
         synchronize(device)
-    steady = times[1:]
     figures = {
-        "first_s": times[0], "median_s": statistics.median(steady), "low_s": min(steady), "high_s": max(steady),
-        "runs": runs, "held_gb": held, "allocated_gb": None, "reserved_gb": None, "process_gb": watch.process_peak,
-        "trace": watch.trace(),
+        **figures_of(times), "held_gb": held, "allocated_gb": None, "reserved_gb": None,
+        "process_gb": watch.process_peak, "trace": watch.trace(),
     }  # fmt: skip
     if device.type == "cuda":
         figures["allocated_gb"] = torch.cuda.max_memory_allocated(device) / GIB

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from ..errors import ZeroWasteError
 from ..loader import load
 from ..system.memory import GIB
-from .calls import settle, synchronize
+from .calls import figures_of, settle, synchronize
 from .peers import one_line
 
 
@@ -42,9 +41,7 @@ def load_rows(files: Sequence[Path], precisions: Sequence[str], device: torch.de
             except (ZeroWasteError, torch.OutOfMemoryError) as error:
                 yield row | {"skipped": one_line(error)}
                 continue
-            steady = times[1:]
-            yield row | {"first_s": times[0], "median_s": statistics.median(steady), "low_s": min(steady),
-                         "high_s": max(steady), "runs": runs}
+            yield row | figures_of(times)
 
 
 def line(row: dict[str, Any]) -> str:

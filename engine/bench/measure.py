@@ -20,7 +20,7 @@ from . import metrics, peers, speed_limit
 from .calls import settle, time_calls
 from .environment import clocks
 from .schema import OURS
-from .subject import copy_of, noise_latent, noise_video
+from .subject import copy_of, seeded_input
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class Case:
     tiling: str = "auto"
     tile: int = 0
     overlap: int = 64
+
+    def input(self, vae: VideoVAE) -> Tensor:
+        """Return the input of every path: a latent as the host scales it (several for an image VAE), or frames."""
+        return seeded_input(vae, self.half, self.frames, self.width, self.height)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -123,7 +127,7 @@ class Bench:
         """
         reference = self.reference(case)
         vae = self.load(case.precision)
-        base, inputs, spatial = self._base(case, vae), self.input(case, vae), vae.spatial
+        base, inputs, spatial = self._base(case, vae), case.input(vae), vae.spatial
         state = {key: value.cpu() for key, value in vae.model.state_dict().items()}
         flat = vae.architecture.flat
         del vae
@@ -140,15 +144,6 @@ class Bench:
                 result = result.unsqueeze(1 if case.half == "decoder" else 2)
             yield self._finish({**base, **figures}, result, reference)
 
-    def input(self, case: Case, vae: VideoVAE) -> Tensor:
-        """Return the input of every path: a latent as the host scales it (several for an image VAE), or frames."""
-        if case.half == "encoder":
-            return noise_video(case.frames, case.height, case.width)
-        latents, height, width = self._size(case)
-        side = self.architecture.side
-        latent = noise_latent(vae.latent_channels, latents, height // side, width // side)
-        return latent.transpose(0, 2) if self.architecture.still else latent
-
     def reference(self, case: Case) -> Tensor | str:
         """Return the fp32 result of the first frames alone from the plain modules, or the reason why there is none."""
         key = (case.half, case.frames, case.width, case.height)
@@ -162,7 +157,7 @@ class Bench:
         try:
             vae = self.load("fp32")
             vae.options = vae.options.switched(off=["triton_fusion"])
-            first = self._first(case, self.input(case, vae))
+            first = self._first(case, case.input(vae))
             return vae.decode(first) if case.half == "decoder" else vae.encode(first)
         except (ZeroWasteError, torch.OutOfMemoryError) as error:
             return f"fp32 does not run here: {peers.one_line(error)}"
@@ -194,7 +189,7 @@ class Bench:
         reference = self.reference(case)
         vae = self.load(case.precision)
         row = self._base(case, vae) | {"who": who}
-        inputs = self.input(case, vae)
+        inputs = case.input(vae)
         try:
             vae = prepare(vae)
             run = vae.decode if case.half == "decoder" else vae.encode

@@ -6,27 +6,21 @@ plus bytes at that of copies, both measured right after the runs, when the GPU i
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..execution import own_clip
-from ..execution.guard import Guard
-from ..execution.own_halves import FusedTileHalf
-from ..execution.progress import Ticker
 from ..kernels.observe import watching
-from ..network.fused import fuse
-from ..network.stream import frame_spans
 from ..vae import VideoVAE
+from .calls import synchronize
 from .rows import word
-from .timing import copy_rate, matrix_rate
+from .timing import copy_rate, elapsed, mark, matrix_rate
 
 BETWEEN = "between operators"
 _COLUMNS = ("operator", "stage", "what", "calls", "ms/frame", "share", "TFLOP/s", "TB/s", "limit", "of limit")
@@ -121,8 +115,7 @@ class Profile:
 def profile(vae: VideoVAE, half: str, data: Tensor, runs: int = 3) -> Profile:
     """Profile `runs` calls of decode or encode, after one that is not watched.
 
-    With fused kernels, and for a transformer's decode, the call itself is watched; elsewhere the same steps on the
-    reference operators.
+    Where the fused kernels do not run, the same network runs on the reference operators.
 
     Args:
         vae: the loaded VAE.
@@ -131,22 +124,19 @@ def profile(vae: VideoVAE, half: str, data: Tensor, runs: int = 3) -> Profile:
         runs: watched calls.
     """
     fused, own = vae.fused() is not None, vae.architecture.own
-    if fused or (own is not None and half == "decode"):
-        call = (lambda: vae.decode(data)) if half == "decode" else (lambda: vae.encode(data))
-    else:
-        call = _reference(vae, half, data)
     frames = vae.frames(data.shape[2]) if half == "decode" else data.shape[0]
     height, width = data.shape[3:] if half == "decode" else (n // vae.spatial for n in data.shape[1:3])
     tile = (height, width) if own is None else [own.spans(own.unit * n)[0].end // own.unit for n in (height, width)]
     watch = _Watch(vae.device, *tile)
-    call()
     total = whole = 0.0
-    for _ in range(runs):
-        start = time.perf_counter()
-        with watching(watch):
-            call()
-        whole += 1e3 * (time.perf_counter() - start)
-        total += watch.collect()
+    with nullcontext() if fused or (own is not None and half == "decode") else _emulated(vae):
+        getattr(vae, half)(data)
+        for _ in range(runs):
+            start = time.perf_counter()
+            with watching(watch):
+                getattr(vae, half)(data)
+            whole += 1e3 * (time.perf_counter() - start)
+            total += watch.collect()
     rates = _rates(vae.device, watch.types()) if vae.device.type == "cuda" else {}
     rows = list(watch.rows.values())
     for row in rows if rates else ():
@@ -167,7 +157,7 @@ class _Watch:
         """Prepare for frames of height x width latent pixels (or tiles of them, where the network cuts its own).
 
         Stages take their names from these sizes."""
-        self._cuda = device.type == "cuda"
+        self._device = device
         self._width = width
         self._positions = height * width
         self._marks: list[tuple[Row, Any, Any]] = []
@@ -175,17 +165,10 @@ class _Watch:
 
     def __call__(self, operator: str, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
         row = self._row(_DESCRIBE[operator](*args, **kwargs))
-        start = self._mark()
+        start = mark(self._device)
         result = call()
-        self._marks.append((row, start, self._mark()))
+        self._marks.append((row, start, mark(self._device)))
         return result
-
-    def _mark(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
     def _row(self, work: Work) -> Row:
         scale = work.scale or (
@@ -200,12 +183,10 @@ class _Watch:
 
     def collect(self) -> float:
         """Sum up the marked calls; return the milliseconds from the first operator to the last."""
-        if self._cuda:
-            torch.cuda.synchronize()
-        between = (lambda a, b: a.elapsed_time(b)) if self._cuda else (lambda a, b: 1e3 * (b - a))
+        synchronize(self._device)
         for row, start, end in self._marks:
-            row.ms += between(start, end)
-        total = between(self._marks[0][1], self._marks[-1][2])
+            row.ms += elapsed(start, end)
+        total = elapsed(self._marks[0][1], self._marks[-1][2])
         self._marks.clear()
         return total
 
@@ -215,46 +196,18 @@ class _Watch:
 
 def _rates(device: torch.device, types: set[str]) -> dict[str, float]:
     known = {word(t): t for t in (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int8)}
-    with torch.cuda.device(device):
-        found = {name: matrix_rate(device, known[name]) for name in sorted(types)}
-        return {**{k: v for k, v in found.items() if v is not None}, "copy": copy_rate(device)}
+    found = {name: matrix_rate(device, known[name]) for name in sorted(types)}
+    return {**{k: v for k, v in found.items() if v is not None}, "copy": copy_rate(device)}
 
 
-def _reference(vae: VideoVAE, half: str, data: Tensor) -> Callable[[], None]:
-    """Run the fused network's steps, a latent and a frame at a time, on the operators that the device has."""
-
-    def decode() -> None:
-        z = (vae.inside(data)[0] / vae.scale).to(vae.device, vae.dtype).permute(1, 2, 3, 0)
-        network = fuse(vae.model.decoder, vae.dtype, vae.options, device=vae.device)
-        run = network.plan(1, *z.shape[1:3], 1, torch.float32, vae.device)
-        run.allocate()
-        parts = z.split(1)
-        for i, part in enumerate(parts, 1):
-            network.chunk(run, part, 1, torch.float32, lambda pixels: None, i == len(parts))
-
-    def encode() -> None:
-        x = (data * 2 - 1).to(vae.device, vae.dtype)
-        network = fuse(vae.model.encoder, vae.dtype, vae.options, device=vae.device)
-        run = network.plan(1, *x.shape[1:3], 1, vae.device)
-        run.allocate()
-        for a, b in frame_spans(x.shape[0], 1, vae.temporal):
-            network.chunk(run, x[a:b], 1)
-
-    def encode_tiles() -> None:
-        program, own = vae.model.encoder.program, vae.architecture.own
-        network = fuse(vae.model.encoder, vae.dtype, vae.options, device=vae.device)
-        tiles = FusedTileHalf(network, program, vae.options, 1)
-        guard = Guard(Ticker(None, None), vae.device, Counter())
-        rows, columns = (own.spans(n) for n in data.shape[1:3])
-        with tiles.memory(guard):
-            for part in data.to(vae.device).split(own.frames):
-                for row, column in itertools.product(rows, columns):
-                    tiles.encode(own_clip.filled(
-                        own, part[:, row.start : row.end, column.start : column.end], len(data)))  # fmt: skip
-
-    if half == "decode":
-        return torch.no_grad()(decode)
-    return torch.no_grad()(encode if vae.architecture.own is None else encode_tiles)
+@contextmanager
+def _emulated(vae: VideoVAE) -> Iterator[None]:
+    """Run the fused network where its kernels do not run: the operators are torch's there."""
+    vae._kernels_off = lambda emulate=False: None
+    try:
+        yield
+    finally:
+        del vae._kernels_off
 
 
 def _conv3d(x: Tensor, weight: Any, out: Tensor, *, geometry: Any = None, epilogue: Any = None, **_: Any) -> Work:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.targets import FP8
-from .timing import Time, measure
+from .calls import Spread
+from .timing import measure
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Row:
     shape: str
     dtype: str
     who: str
-    time: Time
+    time: Spread
     rate: float
     unit: str
     ceiling: float | None
@@ -56,13 +57,13 @@ class Meter:
     def flops(self, operator: str, shape: str, dtype: torch.dtype, who: str, work: float,
               call: Callable[[], object]) -> Row:
         """Time a call whose rate counts in TFLOP/s. work: its FLOP."""
-        time = measure(call)
+        time = measure(call, self.device)
         return Row(operator, shape, word(dtype), who, time, work * 1e-9 / time.median, "F", self.ceiling)
 
     def bytes(self, operator: str, shape: str, dtype: torch.dtype, who: str, moved: float,
               call: Callable[[], object]) -> Row:
         """Time a call whose rate counts in TB/s. moved: bytes read and written."""
-        time = measure(call)
+        time = measure(call, self.device)
         return Row(operator, shape, word(dtype), who, time, moved * 1e-9 / time.median, "B", self.ceiling)
 
     def random(self, *shape: int, dtype: torch.dtype = torch.float16) -> Tensor:

@@ -7,9 +7,6 @@ everything else fused into them. The upsamplers are counted in their composed fo
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -66,25 +63,9 @@ def seconds(work: Work, precision: str, flop_rate: float, byte_rate: float) -> f
 
 
 def rates(device: torch.device, precision: str) -> Rates:
-    """Measure both ceilings for a precision (one not in MATRIX_TYPES counts as fp16)."""
+    """Measure both ceilings for a precision (one not in MATRIX_TYPES counts as fp16, an 8-bit one on a CPU as fp32)."""
     dtype = MATRIX_TYPES.get(precision, torch.float16)
-    name = str(dtype).removeprefix("torch.")
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            return Rates(name, matrix_rate(device, dtype) or matrix_rate(device, torch.float16), copy_rate(device))
-    if dtype.itemsize == 1:
-        dtype, name = torch.float32, "float32"
-    a, b = (torch.randn(512, 512, device=device).to(dtype) for _ in range(2))
-    source = torch.zeros(2**25, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return Rates(name, 2 * 512**3 * 1e-12 / _median(lambda: a @ b),
-                 2 * source.nbytes * 1e-12 / _median(lambda: target.copy_(source)))
-
-
-def _median(call: Callable[[], object]) -> float:
-    times = []
-    for _ in range(6):
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
+    if device.type != "cuda" and dtype.itemsize == 1:
+        dtype = torch.float32
+    matrix = matrix_rate(device, dtype) or matrix_rate(device, torch.float16)
+    return Rates(str(dtype).removeprefix("torch."), matrix, copy_rate(device))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from ..archs.arch import Draws
 from ..checkpoints import Checkpoint, read_checkpoint
 from ..errors import InputError
 from ..loader import demo_vae_path
+
+if TYPE_CHECKING:
+    from ..vae import VideoVAE
 
 #: The sizes of the published VAE of the first family.
 PUBLISHED = DEFAULT.published.config
@@ -79,6 +82,22 @@ def _drawn(name: str, draw: Tensor, draws: Draws) -> Tensor:
 def copy_of(checkpoint: Checkpoint) -> Checkpoint:
     """Return the same tensors in a new Checkpoint, because `load` uses up the one it is given."""
     return Checkpoint(dict(checkpoint.tensors), dict(checkpoint.metadata), checkpoint.path)
+
+
+def seeded_input(vae: VideoVAE, half: str, frames: int, width: int, height: int) -> Tensor:
+    """Return what a VAE decodes to, or encodes from, so many frames of width x height pixels.
+
+    Args:
+        vae: the VAE.
+        half: "decoder" for latents as the host scales them (one a picture for an image VAE), "encoder" for frames.
+        frames, width, height: of the clip; a multiple of what a latent decodes to.
+    """
+    if half == "encoder":
+        return noise_video(frames, height, width)
+    a = vae.architecture
+    scale = a.spatial * a.side
+    latent = noise_latent(vae.latent_channels, a.latents(frames), height // scale, width // scale)
+    return latent.transpose(0, 2) if a.still else latent
 
 
 def noise_latent(channels: int, latents: int, height: int, width: int) -> Tensor:

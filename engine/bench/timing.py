@@ -1,48 +1,55 @@
-"""Timing on a CUDA device, and the ceilings that all figures are compared with."""
+"""Timing of operators on a device, and the ceilings that all figures are compared with."""
 
 from __future__ import annotations
 
-import statistics
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
+
+from .calls import Spread
 
 WARM_UP = 3
 SECONDS = 0.15  # duration of the repetitions of a measurement, at least MIN_RUNS of them
 MIN_RUNS = 7
-SIDE = 8192  # rows and columns of the matrices
+#: Rows and columns of the matrices, and bytes of a copy: on a GPU, on a CPU.
+SIDES, COPIED = (8192, 512), (2 << 30, 32 << 20)
 
 
-@dataclass(frozen=True)
-class Time:
-    """Milliseconds over `runs` repetitions."""
-
-    median: float
-    low: float
-    high: float
-    runs: int
+def measure(call: Callable[[], object], device: torch.device, seconds: float = SECONDS) -> Spread:
+    """Time one call in milliseconds, each repetition on its own; the first calls are not counted."""
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        probe = _timed(call, WARM_UP + 1, device)[-1]
+        return Spread.of(_timed(call, max(MIN_RUNS, min(200, int(seconds * 1e3 / max(probe, 1e-3)))), device))
 
 
-def measure(call: Callable[[], object], seconds: float = SECONDS) -> Time:
-    """Time one call by CUDA events, each repetition on its own; the first calls are not counted."""
-    for _ in range(WARM_UP):
+def _timed(call: Callable[[], object], runs: int, device: torch.device) -> list[float]:
+    marks = []
+    for _ in range(runs):
+        begin = mark(device)
         call()
-    torch.cuda.synchronize()
-    probe = _timed(call, 1)[0]
-    times = _timed(call, max(MIN_RUNS, min(200, int(seconds * 1e3 / max(probe, 1e-3)))))
-    return Time(statistics.median(times), min(times), max(times), len(times))
+        marks.append((begin, mark(device)))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return [elapsed(begin, end) for begin, end in marks]
 
 
-def _timed(call: Callable[[], object], runs: int) -> list[float]:
-    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(runs)]
-    for begin, end in marks:
-        begin.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return [begin.elapsed_time(end) for begin, end in marks]
+def mark(device: torch.device) -> Any:
+    """Return a point in time: an event in the current stream of a GPU, a clock's on a CPU."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def elapsed(begin: Any, end: Any) -> float:
+    """Return the milliseconds between two marks; a GPU must have passed both."""
+    return 1e3 * (end - begin) if isinstance(begin, float) else begin.elapsed_time(end)
 
 
 @dataclass(frozen=True)
@@ -64,36 +71,37 @@ class Ceilings:
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, fast: bool = True) -> float | None:
-    """Return the TFLOP/s of a SIDE^3 product of random data; None for fp8 on a GPU without it.
+    """Return the TFLOP/s of a product of square matrices of random data; None for fp8 on a GPU without it.
 
     Args:
-        device: a CUDA device.
-        dtype: of the operands. cuBLAS computes the product, or `_scaled_mm` for fp8.
+        device: where it runs.
+        dtype: of the operands. torch's own routine computes the product: on a GPU cuBLAS, or `_scaled_mm` for fp8.
         fast: use fp8's fast accumulation.
     """
+    side = SIDES[device.type != "cuda"]
     if dtype == torch.int8:
-        a, b = (torch.randint(-60, 60, (SIDE, SIDE), dtype=dtype, device=device) for _ in range(2))
+        a, b = (torch.randint(-60, 60, (side, side), dtype=dtype, device=device) for _ in range(2))
         call = partial(torch._int_mm, a, b.T)
     else:
-        a, b = (torch.randn(SIDE, SIDE, device=device).to(dtype) for _ in range(2))
+        a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
         call = partial(torch.mm, a, b.T)
     if dtype == torch.float8_e4m3fn:
         if torch.cuda.get_device_capability(device) < (8, 9):
             return None
         one = torch.ones((), device=device)
         call = partial(torch._scaled_mm, a, b.T, one, one, out_dtype=torch.float16, use_fast_accum=fast)
-    return 2 * SIDE**3 * 1e-9 / measure(call).median
+    return 2 * side**3 * 1e-9 / measure(call, device).median
 
 
 def copy_rate(device: torch.device) -> float:
-    """Return the TB/s of a copy of 2 GiB within the device, bytes read + written."""
-    source = torch.randint(0, 100, (2**30,), dtype=torch.int16, device=device)
+    """Return the TB/s of a large copy within the device, bytes read + written."""
+    source = torch.randint(0, 100, (COPIED[device.type != "cuda"] // 2,), dtype=torch.int16, device=device)
     target = torch.empty_like(source)
-    return 2 * source.nbytes * 1e-9 / measure(lambda: target.copy_(source)).median
+    return 2 * source.nbytes * 1e-9 / measure(lambda: target.copy_(source), device).median
 
 
 def ceilings(device: torch.device) -> Ceilings:
-    """Measure all ceilings."""
+    """Measure all ceilings of a GPU."""
     fp8 = torch.float8_e4m3fn
     return Ceilings(matrix_rate(device, torch.float16), matrix_rate(device, torch.bfloat16), matrix_rate(device, fp8),
                     matrix_rate(device, fp8, fast=False), matrix_rate(device, torch.int8), copy_rate(device))

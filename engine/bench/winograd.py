@@ -6,15 +6,16 @@ others, which shows a GPU that slows down within a case."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 
 from ..kernels.conv3d import Epilogue, buffer_shape, conv3d, pack_planes, pack_weight, padded_channels
-from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule, fit
+from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule
+from ..kernels.conv3d.tuned import Kind
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.norm_act.schedules import WALK
 from ..kernels.targets import FP8, target
+from ..tuning.candidates import candidates
 from .rows import Meter, Row
 from .timing import matrix_rate
 
@@ -23,36 +24,23 @@ EVEN = ((4, 720, 1280, 128), (2, 720, 1280, 256), (4, 360, 640, 256), (4, 360, 6
            (1, 90, 160, 512))  # fmt: skip
 TUNED = EVEN[0], EVEN[3], EVEN[5]
 OTHERS = ((4, 180, 320, 384), (4, 360, 640, 256), (4, 180, 320, 1024), (4, 360, 640, 192), (4, 720, 1280, 96))
-# Tried besides the table's own. Two programs of 64 x 128 fit one processor of an H200, where the epilogue of one
-# overlaps with the products of the other. Depths are for 16-bit types; in 8 bit they are doubled.
-PLANE = (
-    Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
-    Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
-    Schedule(positions=64, columns=128, depth=64, warps=4, stages=2, group=8),
-    Schedule(positions=64, columns=128, depth=32, warps=4, stages=4, group=8),
-    Schedule(positions=128, columns=64, depth=64, warps=4, stages=2, group=8),
-)
-SMALL = (
-    Schedule(positions=64, columns=64, depth=64, warps=4, stages=3),
-    Schedule(positions=64, columns=128, depth=64, warps=4, stages=2),
-    Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
-)
 #: Neighbouring pairs that a program of norm_act goes through, and elements of one column of its pairs.
 WALKS = ((1, 1024), (2, 1024), (4, 1024), (8, 1024), (4, 2048))
 
 
-def candidates(dtype: torch.dtype, channels: int, frame: tuple[int, int]) -> list[Schedule]:
-    """Return tiles worth timing for a layer with as many outputs as inputs, without the table's own.
+def others(device: torch.device, dtype: torch.dtype, channels: int, frame: tuple[int, int]) -> list[Schedule]:
+    """Return the schedules that tuning would try for a layer with as many outputs as inputs, without the table's own.
 
     Args:
+        device: the GPU.
         dtype: of the operands.
         channels: of the layer.
         frame: rows and columns of its positions.
     """
-    kind = SMALL if frame[0] * frame[1] < SMALL_PLANE else PLANE
-    deeper = 2 if dtype.itemsize == 1 else 1
-    wide = padded_channels(channels, dtype)
-    return [fit(replace(s, depth=s.depth * deeper), wide, channels) for s in kind]
+    here, small = target(device), frame[0] * frame[1] < SMALL_PLANE
+    kind = Kind("winograd", str(dtype)[6:], here.accumulate(dtype, False), padded_channels(channels, dtype), channels,
+                small, 1, 3, False, True)  # fmt: skip
+    return candidates(here, kind)[1:]
 
 
 def cases(bench: Meter) -> Iterator[Row]:
@@ -120,7 +108,7 @@ def layer(bench: Meter, shape: tuple[int, int, int, int], dtype: torch.dtype, tu
     for form in (*forms, "direct"):
         yield row("winograd conv3d", form, lambda form=form: convolved(form))
     if tune:
-        for s in candidates(dtype, c, (h, w)):
+        for s in others(bench.device, dtype, c, (h, w)):
             tile = f"{s.positions}x{s.columns}x{s.depth} {s.warps}w{s.stages}s g{s.group}"
             yield row("winograd conv3d", tile, lambda s=s: convolved("Winograd", s))
     for form in (*forms, "direct"):
@@ -132,6 +120,3 @@ def layer(bench: Meter, shape: tuple[int, int, int, int], dtype: torch.dtype, tu
     for walk in (WALK, *(WALKS if tune and h > 180 else ())):
         yield bench.bytes("winograd norm_act", name, dtype, f"Winograd walk {walk[0]} of {walk[1]}", moved,
                           lambda walk=walk: normed("Winograd", walk))
-
-
-__all__ = ["candidates", "cases", "layer"]

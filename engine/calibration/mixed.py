@@ -17,8 +17,7 @@ from ..precision.store import Store
 from ..precision.table import Table
 from ..report import Report
 from ..system.devices import empty_device_cache
-from .sampling import from_decibel, power
-from .trials import Trials
+from .sampling import Trials, from_decibel, power
 
 #: A choice aims this much above the floor, because errors of convolutions add up only approximately.
 MARGIN_DB = 0.5

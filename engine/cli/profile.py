@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..bench.profile import profile
-    from ..bench.subject import check_size, default_weights, noise_latent, noise_video, read_weights
+    from ..bench.subject import check_size, default_weights, read_weights, seeded_input
     from ..loader import load, placement
     from ..system.writing import check_target, write_json
 
@@ -45,14 +45,10 @@ def run(args: argparse.Namespace) -> int:
     about, every = vae.architecture, vae.temporal
     frames = args.frames if args.frames is not None else about.filled(1 + (4 if small else 20) // every * every)
     check_frames(about, frames)
-    width, height = check_size(args.size or ("64x48" if small else "1280x720"), vae.spatial)
-    if args.half == "decode":
-        s = vae.spatial
-        data = noise_latent(vae.latent_channels, about.latents(frames), height // s, width // s)
-    elif not vae.can_encode:
+    size = check_size(args.size or ("64x48" if small else "1280x720"), vae.spatial * about.side)
+    if args.half == "encode" and not vae.can_encode:
         raise InputError(f"{args.weights}: holds a decoder only; profile decode")
-    else:
-        data = noise_video(frames, height, width)
+    data = seeded_input(vae, "decoder" if args.half == "decode" else "encoder", frames, *size)
     found = profile(vae, args.half, data, args.runs)
     print("\n".join(found.lines()))
     if args.json is not None:

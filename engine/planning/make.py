@@ -11,8 +11,7 @@ import torch
 from ..archs import Architecture
 from ..calibration.mixed import Mixed
 from ..options import OFF, Options
-from ..precision.modes import MIXED, Mode, resolve
-from ..precision.scaled import scaled_mode
+from ..precision.modes import MIXED, Mode, resolve, scaled_mode
 from ..precision.store import Store
 from ..system.orders import ORDERS
 from .choice import Choices

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 
 from ..kernels.cards import AUTO
-from ..kernels.targets import has_fp8, target
+from ..kernels.targets import FP8, has_fp8, target
 from ..options import why_no_fp8
 
+#: Side of the matrices of the 8-bit product that is tried.
+SIZE = 64
 #: Name of a precision -> plain float type.
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 #: Precisions other than the plain float types. Their activations have the 16-bit type that the model was made for:
@@ -64,3 +67,41 @@ def resolve(asked: str, device: torch.device, min_db: float, kernels_off: str | 
     if asked == "fp8" and not emulated and not here.fp8 and not has_fp8(device, kernels):
         return Mode("int8", refused=f"{why_no_fp8(here)}: int8 runs instead")
     return Mode(asked)
+
+
+def scaled_mode(mode: Mode, device: torch.device, min_db: float, plain: str) -> Mode:
+    """Return the mode for a transformer: without 8 bit where the device lacks it or a floor is asked for.
+
+    A floor in dB is not measured on a transformer's products.
+
+    Args:
+        mode: as `modes.resolve` returns it.
+        device: where the model runs.
+        min_db: floor in dB (0: none).
+        plain: name of the type that runs without 8 bit.
+    """
+    if mode.half_accumulate:
+        return Mode(refused=f"fp16_fast is not to be had (its products sum in fp32): {plain} runs instead")
+    if mode.kind is None:
+        return mode
+    why = f"min_db={min_db:g} is not measured on its products" if min_db else why_no_products(mode.kind, device)
+    return mode if why is None else Mode(refused=f"{mode.kind} is not to be had ({why}): {plain} runs instead")
+
+
+@functools.cache
+def why_no_products(kind: str, device: torch.device) -> str | None:
+    """Return the reason that torch lacks such products on a device, or None. On a CPU their numbers are emulated."""
+    if device.type == "cpu":
+        return None
+    ones = torch.ones(SIZE, SIZE, device=device)
+    try:
+        if kind == "int8":
+            sums = torch.empty(SIZE, SIZE, dtype=torch.int32, device=device)
+            torch._int_mm(ones.to(torch.int8), ones.to(torch.int8).t(), out=sums)
+        else:
+            eight, scale, bias = ones.to(FP8), ones[:, :1].contiguous(), ones[0].bfloat16()
+            torch._scaled_mm(eight, eight.t(), scale, scale.t(), bias=bias, out_dtype=torch.bfloat16,
+                             use_fast_accum=True, out=torch.empty_like(ones, dtype=torch.bfloat16))  # fmt: skip
+    except (RuntimeError, ValueError, AttributeError) as error:
+        return f"torch {torch.__version__} has no such products here: {str(error).splitlines()[0]}"
+    return None

@@ -81,16 +81,8 @@ class Policy:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the policy as JSON values."""
-        return {
-            "kinds": dict(self.kinds),
-            "ranges": ranges_as_dict(self.ranges),
-            "half_accumulate": self.half_accumulate,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Policy:
-        """Return the policy of `as_dict`. Raises KeyError, TypeError or ValueError on other values."""
-        return cls(dict(values["kinds"]), ranges_from_dict(values["ranges"]), bool(values["half_accumulate"]))
+        ranges = ranges_as_dict(self.ranges)
+        return {"kinds": dict(self.kinds), "ranges": ranges, "half_accumulate": self.half_accumulate}
 
 
 #: The policy with everything in 16 bit, summed in fp32.

@@ -20,7 +20,7 @@ from ..system.devices import empty_device_cache, gaps
 from ..system.writing import stamp, write_tensors
 from .digest import digest
 from .forms import Operands
-from .store import say_unkept
+from .store import keep
 
 #: Part of every recipe: raise it when packing changes.
 FORMAT = 4
@@ -47,11 +47,7 @@ def save(network: object, path: Path, made_from: str) -> None:
         made_from: name from `recipe`.
     """
     tensors = {name: _upright(t).detach().cpu().contiguous() for name, t in _tensors(network).items()}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(path, tensors, {"recipe": made_from, "digest": digest(tensors)})
-    except OSError as error:
-        say_unkept(error)
+    keep(path, lambda place: write_tensors(place, tensors, {"recipe": made_from, "digest": digest(tensors)}))
 
 
 def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:

@@ -10,16 +10,16 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import log
-from ..system.writing import replacing
+from ..system.writing import write_text
 from .table import Table
 
 #: Version of the files. Tables of other versions are ignored and measured again.
 FORMAT = 2
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
-_WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
+T = TypeVar("T")
 
 
 def cache_folder() -> Path | None:
@@ -40,9 +40,31 @@ def cache_folder() -> Path | None:
     return base / "zerowaste-vae"
 
 
-def say_unkept(error: OSError) -> None:
-    """Log once that the cache folder cannot be written."""
-    log.once(f"{cache_folder()}: {error.strerror or error}; what is measured and packed is made again at every start")
+def stored(place: Path | None, parse: Callable[[Any], T], cure: str) -> T | None:
+    """Return `parse` of a JSON file of the cache folder; None where there is none, or it is damaged.
+
+    A damaged file is named in one line of the log, which ends in `cure`. parse: may raise a ValueError with a reason,
+    or any error that wrong values cause.
+    """
+    try:
+        return None if place is None else parse(json.loads(place.read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = str(error) if type(error) is ValueError else type(error).__name__
+        log.once(f"{place}: not usable ({' '.join(reason.split())[:200]}), {cure}")
+        return None
+
+
+def keep(place: Path | None, write: Callable[[Path], None]) -> None:
+    """Make the folder of `place` and call write(place); log once where it cannot be written, or there is none."""
+    try:
+        if place is not None:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write(place)
+    except OSError as error:
+        reason = error.strerror or error
+        log.once(f"{cache_folder()}: {reason}; what is measured and packed is made again at every start")
 
 
 class Store:
@@ -131,27 +153,12 @@ class Store:
         return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
 
     def _read(self, place: Path | None) -> dict[str, Table]:
-        try:
-            if place is None:
-                return {}
-            document: Any = json.loads(place.read_text(encoding="utf-8"))
+        def tables(document: Any) -> dict[str, Table]:
             if document["format"] != FORMAT or document["weights"] != self.digest:
                 return {}
             return {half: Table.from_dict(values) for half, values in document["halves"].items()}
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        except _WRONG as error:
-            reason = error if isinstance(error, ValueError) and "finite" in str(error) else type(error).__name__
-            log.once(f"{place}: not usable ({reason}), measured anew")
-            return {}
+
+        return stored(place, tables, "measured anew") or {}
 
     def _write(self, half: str, origin: str, table: Table) -> None:
-        place = self._place(half, origin)
-        if place is None:
-            return
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(place) as temporary:
-                temporary.write_text(self._document({half: table}), encoding="utf-8")
-        except OSError as error:
-            say_unkept(error)
+        keep(self._place(half, origin), lambda place: write_text(place, self._document({half: table})))

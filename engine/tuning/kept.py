@@ -18,18 +18,16 @@ from typing import Any
 
 import torch
 
-from .. import log
 from ..kernels.cards import FORMS, TRITON
 from ..kernels.conv3d.schedules import Schedule
 from ..kernels.conv3d.tuned import Kind, offer
 from ..kernels.targets import Target, capabilities, prebuilt, target, triton_version
 from ..planning.cost import Rates
-from ..precision.store import cache_folder, say_unkept
+from ..precision.store import cache_folder, keep, stored
 from ..system.writing import write_json
 from .candidates import candidates
 
 FORMAT = 1
-_WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -145,31 +143,13 @@ def place(machine: Mapping[str, Any]) -> Path | None:
 
 def read(machine: Mapping[str, Any]) -> Tuning | None:
     """Return the stored tuning of a machine, or None. An unusable file is named in one line of the log."""
-    path = place(machine)
-    try:
-        if path is None:
-            return None
-        return Tuning.from_dict(json.loads(path.read_text(encoding="utf-8")), machine, machine["sm"])
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except _WRONG as error:
-        reason = str(error) if type(error) is ValueError else type(error).__name__
-        why = " ".join(reason.split())[:200]
-        log.once(f"{path}: not usable ({why}); the schedules of the table run until `zerowaste-vae tune` is run again")
-        return None
+    cure = "the schedules of the table run until `zerowaste-vae tune` is run again"
+    return stored(place(machine), lambda values: Tuning.from_dict(values, machine, machine["sm"]), cure)
 
 
-def write(tuning: Tuning) -> Path | None:
-    """Store a tuning, whole or not at all, and return its file; None where it cannot be stored."""
-    path = place(tuning.machine)
-    try:
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, tuning.as_dict())
-        return path
-    except OSError as error:
-        say_unkept(error)
-        return None
+def write(tuning: Tuning) -> None:
+    """Store a tuning, whole or not at all; where the cache folder cannot be written a line is logged."""
+    keep(place(tuning.machine), lambda path: write_json(path, tuning.as_dict()))
 
 
 _lock = threading.Lock()

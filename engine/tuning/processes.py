@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 
 from .. import log
+from ..errors import ZeroWasteError
 from ..kernels.cards import AUTO, VARIABLE
 from ..kernels.conv3d.schedules import Schedule
 from ..system.hardware import cores
@@ -43,7 +46,10 @@ SILENCE = 40.0
 
 
 class Worker:
-    """One process that answers lines of JSON."""
+    """One process that answers lines of JSON.
+
+    It is no process of an executor: a host has its own main module and name for this package, which an executor's
+    processes would import, and one that dies would end all others of its executor."""
 
     def __init__(self, mode: str, where: str, way: str = AUTO) -> None:
         """Start the process.
@@ -52,35 +58,38 @@ class Worker:
             mode: "compile" or "measure".
             where: compute capability or device, see `worker.main`.
             way: how kernels are launched there, a `Target.way`.
+
+        Raises: ZeroWasteError where the system starts no process.
         """
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         if mode == "compile":
             environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # it must not take memory of a GPU
         environment |= {VARIABLE: way}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", CODE, str(ROOT), mode, where], env=environment, text=True, encoding="utf-8",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        self._answers: queue.Queue[str | None] = queue.Queue()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", CODE, str(ROOT), mode, where], env=environment, text=True, encoding="utf-8",
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        except OSError as error:
+            raise ZeroWasteError(f"tuning: {sys.executable} does not start ({error.strerror or error})") from error
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        for line in self._process.stdout:
-            self._answers.put(line)
-        self._answers.put(None)
+        while line := self._process.stdout.readline():
+            self._lines.put(line)
+        self._lines.put("")
 
     def ask(self, question: dict[str, Any]) -> None:
-        try:
+        with suppress(OSError):  # the process has ended: `answer` returns None then
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
-        except OSError:  # the process has ended: `answer` returns None then
-            pass
 
-    def answer(self, seconds: float) -> dict[str, Any] | None:
+    def answer(self, seconds: float | None = None) -> dict[str, Any] | None:
         """Return the next answer, or None if the process has ended. Raises queue.Empty after `seconds` without one."""
-        line = self._answers.get(timeout=max(seconds, 0.01))
-        return None if line is None else json.loads(line)
+        line = self._lines.get(timeout=seconds if seconds is None else max(seconds, 0.01))
+        return json.loads(line) if line.endswith("\n") else None
 
     def end(self) -> None:
         self._process.kill()
@@ -92,60 +101,57 @@ class Worker:
 
 
 class Pool:
-    """Compiles in parallel processes, as a `search.Compiler`."""
+    """Compiles in parallel processes, as a `search.Compiler`: a thread for each process.
+
+    The threads are daemons, unlike an executor's, so that a host that quits does not wait for what is still queued."""
 
     def __init__(self, sm: int) -> None:
         room = available_ram()
         most = MOST if room is None else max(1, min(MOST, room // 2 // EACH_BYTES))
         self._count, self._sm = max(1, min(most, cores() - 1)), sm
-        self._jobs: queue.SimpleQueue[tuple[Layer, int, Schedule]] = queue.SimpleQueue()
-        self._results: dict[tuple[Any, int], str | None] = {}
-        self._counts: dict[Any, int] = {}
-        self._changed = threading.Condition()
+        self._queue: queue.SimpleQueue[tuple[Future[str | None], Layer, Schedule]] = queue.SimpleQueue()
+        self._jobs: dict[Any, list[Future[str | None]]] = {}
         self._workers: list[Worker] = []
-        self._ended = False
+        self._lock, self._ended = threading.Lock(), False
 
     def start(self, jobs: Sequence[tuple[Layer, list[Schedule]]]) -> None:
         for layer, schedules in jobs:
-            self._counts[layer.kind] = len(schedules)
-            for i, schedule in enumerate(schedules):
-                self._jobs.put((layer, i, schedule))
-        for _ in range(min(self._count, sum(self._counts.values()))):
+            self._jobs[layer.kind] = [Future() for _ in schedules]
+            for result, schedule in zip(self._jobs[layer.kind], schedules, strict=True):
+                self._queue.put((result, layer, schedule))
+        for _ in range(min(self._count, self._queue.qsize())):
             threading.Thread(target=self._work, daemon=True).start()
 
     def wait(self, layer: Layer, until: float) -> list[str | None] | None:
-        keys = [(layer.kind, i) for i in range(self._counts[layer.kind])]
-        with self._changed:
-            done = self._changed.wait_for(lambda: all(key in self._results for key in keys), until - time.monotonic())
-            return [self._results[key] for key in keys] if done else None
+        jobs = self._jobs[layer.kind]
+        late = futures.wait(jobs, max(until - time.monotonic(), 0.0)).not_done
+        return None if late else [job.result() for job in jobs]
 
     def end(self) -> None:
-        with self._changed:
+        with self._lock:
             self._ended = True
             for worker in self._workers:
                 worker.end()
-            self._workers.clear()
 
     def _work(self) -> None:
         worker = None
-        while not self._ended:
-            try:
-                layer, i, schedule = self._jobs.get_nowait()
-            except queue.Empty:
-                return
-            if worker is None and (worker := self._started()) is None:
-                return
-            worker.ask(as_ask(layer, schedule))
-            answer = worker.answer(1e6)
-            if answer is None:
-                worker = None
-            why = "the compiler ended the process" if answer is None else answer["error"]
-            with self._changed:
-                self._results[layer.kind, i] = why
-                self._changed.notify_all()
+        with suppress(queue.Empty):
+            while not self._ended:
+                result, layer, schedule = self._queue.get_nowait()
+                try:
+                    if worker is None and (worker := self._started()) is None:
+                        return
+                    worker.ask(as_ask(layer, schedule))
+                    answer = worker.answer()
+                except Exception as error:  # `wait` raises it
+                    result.set_exception(error)
+                    continue
+                if answer is None:
+                    worker = None
+                result.set_result("the compiler ended the process" if answer is None else answer["error"])
 
     def _started(self) -> Worker | None:
-        with self._changed:
+        with self._lock:
             if self._ended:
                 return None
             self._workers.append(Worker("compile", str(self._sm)))
@@ -174,15 +180,15 @@ class Gpu:
         """
         self.start()
         self._worker.ask({"link": True})
-        answer, until = None, min(until, time.monotonic() + SILENCE)
+        until = min(until, time.monotonic() + SILENCE)
         while (left := until - time.monotonic()) > 0:
             check()
             with suppress(queue.Empty):
-                answer = self._worker.answer(min(PULSE, left))
+                if answer := self._worker.answer(min(PULSE, left)):
+                    return answer["link"]
                 break
-        if answer is None:
-            self.end()
-        return answer and answer["link"]
+        self.end()
+        return None
 
     def measure(
         self, layer: Layer, schedules: Sequence[Schedule], until: float

@@ -12,7 +12,7 @@ def tool(load_tool):
     return load_tool("frame_digests")
 
 
-def test_the_published_shapes_are_known(tool):
+def test_shapes(tool):
     """Those of every family, and of some their published numbers of parameters."""
     count = {family: sum(map(math.prod, tool.shapes(family).values())) for family in tool.architectures()}
     known = {"seedvr2": 250_648_227, "wan2.1": 126_892_531, "wan2.2": 704_688_668, "flux": 83_819_683}
@@ -20,7 +20,7 @@ def test_the_published_shapes_are_known(tool):
     assert all(number > 50_000_000 for number in count.values())
 
 
-def test_every_family_has_sizes(tool):
+def test_sizes(tool):
     """Latents and frames of each, as its VAE takes them."""
     for family, architecture in tool.architectures().items():
         pixels, still = architecture.spatial * architecture.side, architecture.temporal == 1
@@ -33,7 +33,7 @@ def test_every_family_has_sizes(tool):
         assert tuple(tool.video(vae, (count, height, width)).shape) == (frames, 256, 256, 3), family
 
 
-def test_a_run_and_its_comparison(tool, tmp_path, capsys):
+def test_compare(tool, tmp_path, capsys):
     """The demo VAE in fp32, here rather than in processes of its own: the same bits twice, and every change is seen."""
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     arguments = ["--small", "--cell", "demo", "fp32"]
@@ -56,7 +56,7 @@ def test_a_run_and_its_comparison(tool, tmp_path, capsys):
         assert line.startswith(said)
 
 
-def test_a_record_is_never_compared_with_itself(tool, tmp_path, capsys):
+def test_same_record(tool, tmp_path, capsys):
     """Nor found to be missing after the run."""
     old = tmp_path / "old.json"
     old.write_text("{}")

@@ -10,7 +10,8 @@ def tool(load_measuring):
     return load_measuring("measure_devices")
 
 
-def test_two_devices_beside_one(tool, tmp_path, capsys):
+def test_two_devices(tool, tmp_path, capsys):
+    """Compare two devices with one."""
     file = tmp_path / "d.json"
     asked = ["--cpu", "--sizes", "32x16", "--frames", "9", "17", "--counts", "2", "3", "--runs", "1"]
     assert tool.main([*asked, "--json", str(file)]) == 0
@@ -21,7 +22,8 @@ def test_two_devices_beside_one(tool, tmp_path, capsys):
     assert "bits equal" in capsys.readouterr().out
 
 
-def test_other_bits_are_an_error(tool, monkeypatch):
+def test_other_bits(tool, monkeypatch):
+    """Other bits are an error."""
     found = {"equal": False, "ms_a_frame": {"one": 1.0, "several": 1.0}, "spread": {"one": [1, 1], "several": [1, 1]},
              "speedup": 1.0, "stated_gb": {}, "reserved_gb": {}}  # fmt: skip
     monkeypatch.setattr(tool, "measured", lambda _, z, ways, *rest: dict.fromkeys(ways, found))

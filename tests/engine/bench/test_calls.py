@@ -4,7 +4,8 @@ from zerowaste_vae.engine.bench.calls import POINTS, Watch, time_calls
 CPU = torch.device("cpu")
 
 
-def test_every_call_is_counted_and_the_last_result_comes_back():
+def test_time_calls():
+    """Count every call, and return the last result."""
     count = []
 
     def call():
@@ -17,7 +18,8 @@ def test_every_call_is_counted_and_the_last_result_comes_back():
     assert figures["first_s"] > 0 and figures["allocated_gb"] is None and figures["reserved_gb"] is None
 
 
-def test_points_of_a_long_trace_keep_the_peak():
+def test_trace_keeps_peak():
+    """A long trace is thinned without losing its peak."""
     watch = Watch(CPU)
     watch._points = [(i / 100, float(i == 777), 2.0) for i in range(1000)]
     trace = watch.trace()

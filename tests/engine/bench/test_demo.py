@@ -33,7 +33,8 @@ def call(capsys, *args):
     return code, captured.out, captured.err
 
 
-def test_assets_are_small_and_named_as_published():
+def test_assets():
+    """The shipped files are small and have their published names."""
     path = demo_vae_path()
     assert path.stat().st_size <= 10_000_000
     assert loader.demo_clip_path().stat().st_size < 1_000_000
@@ -48,7 +49,8 @@ def test_assets_are_small_and_named_as_published():
     assert {n: t.shape for n, t in tensors.items()} == {n: t.shape for n, t in expected.items()}
 
 
-def test_the_shipped_clip_comes_back_at_28_db():
+def test_demo_quality():
+    """The demo VAE reconstructs the shipped clip at 28 dB."""
     source, _ = read_video(loader.demo_clip_path())
     assert source.shape[0] % 4 == 1 and source.shape[1] % 8 == 0 and source.shape[2] % 8 == 0
     source = source[:9]
@@ -58,7 +60,8 @@ def test_the_shipped_clip_comes_back_at_28_db():
     assert demo.psnr(source, vae.decode(latent)[0]) > 28
 
 
-def test_demo_writes_and_reports(tmp_path, capsys, short_clip):
+def test_demo_command(tmp_path, capsys, short_clip):
+    """The command writes its files and reports them."""
     out = tmp_path / "out"
     code, text, _ = call(capsys, "--out", out)
     assert code == 0
@@ -76,7 +79,8 @@ def test_demo_writes_and_reports(tmp_path, capsys, short_clip):
     assert demo.psnr(result, written) > 30
 
 
-def test_contact_sheet_shows_source_result_and_difference():
+def test_contact_sheet():
+    """The sheet shows source, result and difference."""
     source = torch.zeros(5, 16, 24, 3)
     source[..., 0] = 0.5
     result = source.clone()
@@ -95,7 +99,8 @@ def test_psnr():
     assert demo.psnr(torch.ones(3), torch.full((3,), 7.0)) == float("inf")  # compared as shown: clamped
 
 
-def test_peak_memory_follows_this_process():
+def test_peak_memory():
+    """The peak follows this process."""
     program = (
         "import torch; from zerowaste_vae.engine.bench.demo import peak_memory as p; d = torch.device('cpu'); a = p(d);"
         "x = torch.ones(64 << 20); del x; b = p(d); print(b - a)"
@@ -104,7 +109,8 @@ def test_peak_memory_follows_this_process():
     assert 200 << 20 < grown < 600 << 20
 
 
-def test_demo_refuses_a_folder_with_files_unless_forced(tmp_path, capsys, short_clip):
+def test_demo_refuses_full_folder(tmp_path, capsys, short_clip):
+    """A folder with files is refused unless forced."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("keep")
@@ -116,7 +122,8 @@ def test_demo_refuses_a_folder_with_files_unless_forced(tmp_path, capsys, short_
     assert Image.open(out / "contact_sheet.png").width > 300
 
 
-def test_demo_says_what_is_wrong_and_leaves_nothing(tmp_path, capsys, short_clip, make_vae_file):
+def test_demo_errors(tmp_path, capsys, short_clip, make_vae_file):
+    """An error is one line, and leaves no files."""
     file = tmp_path / "file"
     file.write_text("x")
     decoder_only = tmp_path / "decoder.safetensors"

@@ -20,14 +20,16 @@ def gpu(monkeypatch):
     return monkeypatch
 
 
-def test_a_generation_is_what_its_cards_can_do_but_for_block_scaled_products(gpu):
+def test_generations(gpu):
+    """A generation has its cards' abilities, except block-scaled products."""
     ada, blackwell = form.checked("sm_89", CUDA), form.checked("sm_120", CUDA)
     assert (ada.sm, ada.tma, ada.shared_kib, ada.half_accumulate) == (89, False, 99, True)
     assert (blackwell.sm, blackwell.tma, blackwell.mxfp8) == (120, True, False)
     assert ada.name == "NVIDIA H200 as sm_89"
 
 
-def test_what_cannot_run_is_one_line(gpu):
+def test_form_refused(gpu):
+    """A form that cannot run here is refused in one line."""
     with pytest.raises(InputError, match="--as sm_89: needs a CUDA GPU, not cpu"):
         form.checked("sm_89", torch.device("cpu"))
     gpu.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 6))
@@ -40,13 +42,15 @@ def test_what_cannot_run_is_one_line(gpu):
 
 @pytest.mark.parametrize("shared, warps, blocks", [(98320, 8, 1), (65552, 4, 1), (49184, 4, 2), (32784, 4, 3),
                                                    (24592, 4, 3), (1024, 4, 12), (0, 8, 6)])  # fmt: skip
-def test_no_more_blocks_share_a_processor_than_100_kib_and_48_warps_hold(shared, warps, blocks):
+def test_padding(shared, warps, blocks):
+    """No more blocks share a processor than 100 KiB and 48 warps hold."""
     held = form.padded(shared, warps)
     assert held >= shared
     assert (227 << 10) // (held + 1024) == blocks and blocks * warps <= 48
 
 
-def test_all_is_as_before_behind_it(gpu):
+def test_form_is_undone(gpu):
+    """Leaving a form restores everything."""
     pytest.importorskip("triton")
     from triton.compiler.compiler import CompiledKernel
 

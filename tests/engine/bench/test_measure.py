@@ -16,7 +16,8 @@ ABOUT = {
 }  # fmt: skip
 
 
-def test_rows_say_what_ran(measured):
+def test_rows(measured):
+    """Rows say what ran."""
     ours, peer = measured["rows"]
     assert ours["who"] == "this pack" and not ours["fused"] and ours["ran"].startswith("plain torch (NCDHW), untiled")
     assert peer["ran"].startswith("plain torch (NDHWC)")
@@ -26,14 +27,16 @@ def test_rows_say_what_ran(measured):
     assert ours["off"]["triton_fusion"]
 
 
-def test_encode_and_its_quality(tiny):
+def test_encode(tiny):
+    """Measure an encode and its quality."""
     bench = Bench(tiny, CPU, 1, 1)
     row = bench.ours(Case("encoder", "bf16", 1, 8, 8))
     schema.report("encode", {}, {}, [row])
     assert row["precision"] == "bf16" and 20 < row["db"] < 80 and row["db_note"].startswith("signal to error")
 
 
-def test_pictures_are_counted_one_by_one():
+def test_pictures():
+    """Pictures of an image VAE count one by one."""
     config = kl.Config((16, 16, 16, 16), (16, 16, 16, 16), norm_groups=8)
     bench = Bench(random_checkpoint(config, architecture=kl.FLUX), CPU, 1, 2)
     for half in ("decoder", "encoder"):
@@ -42,7 +45,7 @@ def test_pictures_are_counted_one_by_one():
         assert row["frames"] == 3 and 20 < row["db"] < 90 and "first 2" in row["db_note"]
 
 
-def test_quality_of_networks_that_look_ahead_is_that_of_a_short_clip():
+def test_quality_looking_ahead():
     """The first frames of a longer clip are others."""
     levels = (ltx.Block(64, 1), ltx.Block(32, stride=(2, 2, 2)), ltx.Block(32, 1), ltx.Block(16, stride=(2, 2, 2)))
     config = ltx.Config(None, (*levels, ltx.Block(8, stride=(2, 2, 2))), 0, 64)
@@ -51,7 +54,8 @@ def test_quality_of_networks_that_look_ahead_is_that_of_a_short_clip():
     assert row["db_note"] == "equal to fp32" and row["frames"] == 25
 
 
-def test_a_refused_plan_is_a_row_with_its_reason_and_a_bug_is_not(tiny, monkeypatch):
+def test_refused_plan(tiny, monkeypatch):
+    """A refused plan is a row with its reason; a bug is an error."""
     bench = Bench(tiny, CPU, 1, 0)
     row = bench.ours(Case("decoder", "fp32", 5, 16, 16, target=0.001))
     assert "target" in row["skipped"] and "median_s" not in row and "db" not in row
@@ -63,20 +67,23 @@ def test_a_refused_plan_is_a_row_with_its_reason_and_a_bug_is_not(tiny, monkeypa
     assert row["skipped"].startswith("ZeroDivisionError") and "ms_per_frame" not in row
 
 
-def test_compiled_torch_says_how_much_was_compiled(tiny, monkeypatch):
+def test_compiled(tiny, monkeypatch):
+    """The row of torch.compile says how much was compiled."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     monkeypatch.setattr(peers, "_PARTS", ("between",))
     row = Bench(tiny, CPU, 1, 0).torch_peer(Case("decoder", "fp32", 5, 8, 8), "torch.compile")
     assert row["skipped"] is None and "compiled graphs, 0 graph breaks" in row["ran"]
 
 
-def test_compiled_torch_that_compiled_nothing_has_no_speed(tiny, monkeypatch):
+def test_compiled_nothing(tiny, monkeypatch):
+    """Where torch.compile compiled nothing, its row has no times."""
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     row = Bench(tiny, CPU, 1, 0).torch_peer(Case("decoder", "fp32", 1, 16, 16), "torch.compile")
     assert "compiled nothing" in row["skipped"]
 
 
-def test_quality_is_that_of_values_fp32_leaves_unclamped():
+def test_quality_unclamped():
+    """Only values that fp32 leaves unclamped are compared."""
     reference = torch.tensor([0.0, 1.0, 0.5, 0.25]).view(1, 1, 2, 2, 1)
     result = torch.tensor([0.9, 0.1, 0.51, 0.24]).view(1, 1, 2, 2, 1)
     db, note = quality(torch.cat((result, result), 1), reference, "decoder")
@@ -87,7 +94,8 @@ def test_quality_is_that_of_values_fp32_leaves_unclamped():
     assert quality(latent * 1.01, latent, "encoder")[0] == pytest.approx(40.0, abs=1e-3)
 
 
-def test_weights_of_no_vae_are_refused():
+def test_unknown_weights():
+    """Weights of no known VAE are refused."""
     with pytest.raises(CheckpointError, match="not a VAE"):
         Bench(Checkpoint({"a": torch.zeros(1)}), CPU, 1, 0)
 
@@ -101,7 +109,8 @@ def test_weights_of_no_vae_are_refused():
         ("import os; os._exit(7)", "fp32", "code 7"),
     ],
 )
-def test_a_comfyui_that_cannot_run_says_why(tmp_path, make, precision, says):
+def test_comfyui_cannot_run(tmp_path, make, precision, says):
+    """A ComfyUI that cannot run gives rows with the reason."""
     if make is not None:
         (tmp_path / "comfy").mkdir()
         (tmp_path / "comfy" / "sd.py").write_text(make)
@@ -134,7 +143,8 @@ class VAE:
 
 
 @pytest.mark.parametrize("retries", [False, True])
-def test_a_plain_run_that_went_on_in_tiles_is_not_called_plain(tmp_path, retries):
+def test_comfyui_retried(tmp_path, retries):
+    """A plain run that fell back to tiles is not called plain."""
     (tmp_path / "comfy").mkdir()
     plain = "self._decode_tiled_owned(z)" if retries else "z[..., None].expand(*z.shape, 3) + self.weight"
     (tmp_path / "comfy" / "sd.py").write_text(STUB.format(plain=plain))

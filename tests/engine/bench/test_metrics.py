@@ -24,7 +24,8 @@ def found(a, b):
     return compare(a, b, ROWS, COLUMNS, STARTS)
 
 
-def test_clean_clips_raise_nothing():
+def test_clean_clips():
+    """Clean clips have no findings."""
     clip = scene()
     same = found(clip, clip)
     assert same.psnr == math.inf and same.max_error == 0 and same.ssim == pytest.approx(1)
@@ -39,7 +40,8 @@ def test_clean_clips_raise_nothing():
 
 @pytest.mark.parametrize("amount", [0.004, -0.004])
 @pytest.mark.parametrize("noise", [0.0, 0.01])
-def test_a_planted_seam_is_found_where_it_is(amount, noise):
+def test_seam(amount, noise):
+    """A planted seam is found in its place."""
     clip = scene()
     result = noisy(clip, noise)
     result[:, :, 96:] += amount
@@ -51,7 +53,8 @@ def test_a_planted_seam_is_found_where_it_is(amount, noise):
     assert "row 48" in seam
 
 
-def test_a_seam_whose_sign_changes_along_it_is_found():
+def test_seam_of_changing_sign():
+    """A seam whose sign changes along it is found."""
     clip = scene()
     result = noisy(clip)
     result[:, :40, 64:] += 0.01
@@ -60,7 +63,8 @@ def test_a_seam_whose_sign_changes_along_it_is_found():
     assert seam.startswith("seam at column 64")
 
 
-def test_a_planted_jump_of_one_frame_is_found():
+def test_jump():
+    """A planted jump of one frame is found."""
     clip = scene()
     for noise in (0.0, 0.01):
         result = noisy(clip, noise)
@@ -73,7 +77,8 @@ def test_a_planted_jump_of_one_frame_is_found():
         assert c.chunk_jump.at == c.jump.at == 5 and c.chunk_jump.ratio > 2
 
 
-def test_a_planted_colour_shift_is_found_and_named():
+def test_colour_shift():
+    """A planted colour shift is found and named."""
     clip = scene()
     result = noisy(clip) + torch.tensor([0.0, 0.0, -0.004])
     c = found(result, clip)
@@ -81,7 +86,8 @@ def test_a_planted_colour_shift_is_found_and_named():
     assert c.shift[2] == pytest.approx(-0.004, abs=2e-4) and abs(c.shift[0]) < 2e-4
 
 
-def test_figures_against_their_definitions():
+def test_definitions():
+    """The figures equal their definitions."""
     a, b = noisy(scene(3)), scene(3)
     c = compare(a, b)
     error = (a.double() - b.double()).square()
@@ -93,7 +99,8 @@ def test_figures_against_their_definitions():
 
 
 @pytest.mark.parametrize("size", [(80, 136), (11, 11), (12, 37)])
-def test_ssim_is_the_published_one(size):
+def test_ssim(size):
+    """SSIM equals its published definition."""
     metrics = pytest.importorskip("skimage.metrics")
     a, b = noisy(scene(1, *size), 0.05)[0], scene(1, *size)[0]
     theirs = metrics.structural_similarity(
@@ -103,12 +110,14 @@ def test_ssim_is_the_published_one(size):
     assert ssim(a, b) == pytest.approx(theirs, abs=1e-9)
 
 
-def test_one_frame_and_frames_below_the_window():
+def test_small_clips():
+    """One frame, and frames smaller than the window, can be compared."""
     c = compare(scene(1, 8, 9), noisy(scene(1, 8, 9)))
     assert c.jump is None and c.ssim is None and c.frames == 1
 
 
-def test_clips_are_read_one_frame_at_a_time():
+def test_streaming():
+    """Clips are read one frame at a time."""
     taken = {"a": 0, "b": 0}
 
     def frames(name, other):
@@ -134,12 +143,14 @@ def test_clips_are_read_one_frame_at_a_time():
         (scene(2), scene(2), {"starts": [2]}, "chunk start 2"),
     ],
 )
-def test_what_cannot_be_compared_is_named(a, b, options, says):
+def test_compare_errors(a, b, options, says):
+    """What cannot be compared is named."""
     with pytest.raises(InputError, match=says):
         compare(a, b, **options)
 
 
-def test_chunk_starts_and_tile_edges():
+def test_places():
+    """Starts of chunks and edges of tiles are where they are cut."""
     assert chunk_starts(25, 2, 4) == [5, 13, 21]
     assert chunk_starts(25, 1, 4) == [1, 5, 9, 13, 17, 21]
     assert chunk_starts(5, 4, 4) == []

@@ -18,7 +18,8 @@ drawn = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reaso
 PROFILE = {"stages": [{"name": "up & down", "ms": 3.0, "floor_ms": 2.0}, {"name": "rest", "ms": 1, "floor_ms": None}]}
 
 
-def test_a_report_survives_its_file(measured, tmp_path):
+def test_report_file(measured, tmp_path):
+    """A report is read as it was written."""
     path = tmp_path / "r.json"
     path.write_text(json.dumps(measured))
     assert schema.read(path) == json.loads(json.dumps(measured))
@@ -49,7 +50,8 @@ def test_a_report_survives_its_file(measured, tmp_path):
         (lambda r: r["rows"][0]["ceilings"].pop("copy"), "row 0: ceilings: copy"),
     ],
 )
-def test_what_is_no_report_is_named(measured, change, says):
+def test_wrong_reports(measured, change, says):
+    """A wrong field is named."""
     broken = copy.deepcopy(measured)
     change(broken)
     with pytest.raises(InputError, match=says):
@@ -57,7 +59,8 @@ def test_what_is_no_report_is_named(measured, change, says):
 
 
 @pytest.mark.parametrize(("field", "value"), [("weights", None), ("widths", None), ("runs", "5"), ("input", 3)])
-def test_settings_that_lack_are_named(measured, tmp_path, field, value):
+def test_wrong_settings(measured, tmp_path, field, value):
+    """A missing or wrong setting is named."""
     path, settings = tmp_path / "r.json", measured["settings"] | {field: value}
     path.write_text(json.dumps(measured | {"settings": settings}))
     with pytest.raises(InputError, match=rf"r\.json: settings: {field}"):
@@ -65,7 +68,8 @@ def test_settings_that_lack_are_named(measured, tmp_path, field, value):
 
 
 @pytest.mark.parametrize("text", ["", "[1", "3", "{}", "[" * 100_000])
-def test_files_that_are_no_report(tmp_path, text):
+def test_wrong_files(tmp_path, text):
+    """A file that is no report is refused."""
     path = tmp_path / "r.json"
     path.write_text(text)
     for read in (schema.read, schema.read_profile):
@@ -76,7 +80,8 @@ def test_files_that_are_no_report(tmp_path, text):
 
 
 @pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig"])
-def test_profiles_are_checked(tmp_path, coding):
+def test_profile_file(tmp_path, coding):
+    """A profile's stages are checked."""
     path = tmp_path / "p.json"
     path.write_text(json.dumps(PROFILE), encoding=coding)
     assert schema.read_profile(path) == PROFILE
@@ -87,7 +92,7 @@ def test_profiles_are_checked(tmp_path, coding):
 
 
 @drawn
-def test_cards_and_vaes_have_plots_of_their_own(gpu_report):
+def test_plots_by_card(gpu_report):
     """They share neither a speed limit nor a name, whatever they have in common."""
     other, same = copy.deepcopy(gpu_report), copy.deepcopy(gpu_report)
     other["environment"]["gpu"] = "Another GPU"
@@ -102,7 +107,7 @@ def test_cards_and_vaes_have_plots_of_their_own(gpu_report):
 
 
 @drawn
-def test_peaks_that_one_of_two_machines_does_not_know(measured):
+def test_unknown_peaks(measured):
     """A CPU tells the process's memory on some systems only."""
     other = copy.deepcopy(measured)
     for row in measured["rows"]:
@@ -112,7 +117,8 @@ def test_peaks_that_one_of_two_machines_does_not_know(measured):
     assert any("peak - GB" in svg(figure) for figure in plots([measured, other]).values())
 
 
-def test_the_table_groups_and_says_why(gpu_report):
+def test_table(gpu_report):
+    """The table groups rows, and says why one did not run."""
     text = "\n".join(table.lines(gpu_report["rows"]))
     assert text.count("\nspeed limit ") == 3  # two settings, and the peers of the first come again after the second
     assert "did not run: it & its reason" in text and "target 13 GB" in text and "80 %" in text
@@ -132,7 +138,8 @@ class Parser(HTMLParser):
 
 
 @drawn
-def test_the_page_is_one_complete_file(gpu_report):
+def test_page(gpu_report):
+    """The page is one complete file without scripts or outside requests."""
     figures = plots([gpu_report], PROFILE)
     text = page([gpu_report], figures)
     parser = Parser()
@@ -149,7 +156,8 @@ def test_the_page_is_one_complete_file(gpu_report):
 
 
 @drawn
-def test_a_row_that_did_not_run_is_in_no_plot(gpu_report):
+def test_skipped_rows(gpu_report):
+    """A row that did not run is in no plot."""
     drawn = plots([gpu_report])
     assert not any("ComfyUI" in svg(figure) for figure in drawn.values())
     gpu_report["rows"] = gpu_report["rows"][-1:]
@@ -158,7 +166,8 @@ def test_a_row_that_did_not_run_is_in_no_plot(gpu_report):
 
 
 @drawn
-def test_plots_of_a_cpu_run(measured):
+def test_cpu_plots(measured):
+    """A CPU run has plots of time and of the process's memory."""
     drawn = plots([measured])
     assert any(name.startswith("time-") for name in drawn)
     assert not any(name.startswith("quality") for name in drawn)  # both results equal fp32
@@ -196,7 +205,8 @@ def test_unnamed_weights(gpu_report):
 
 
 @drawn
-def test_projections_are_called_so_and_start_from_fused_runs_only(gpu_report, measured):
+def test_projections(gpu_report, measured):
+    """Projections are named so, and start from fused runs only."""
     rows = list(projection.project(gpu_report))
     assert [row["card"] for row in rows] == ["RTX 5070 Ti", "RTX 4090", "RTX 3090"]
     for row in rows:
@@ -213,7 +223,8 @@ def test_projections_are_called_so_and_start_from_fused_runs_only(gpu_report, me
         schema.check({**gpu_report, "rows": rows}, "mixed")
 
 
-def test_a_precision_without_a_published_rate_has_no_projection(gpu_report):
+def test_projection_without_rate(gpu_report):
+    """A precision without a published rate has no projection."""
     for row in gpu_report["rows"]:
         row["precision"] = "fp8"
     found = {row["card"]: row["skipped"] for row in projection.project(gpu_report)}

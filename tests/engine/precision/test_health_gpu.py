@@ -64,7 +64,8 @@ class Struck:
     ("mid_block.resnets.0.conv1", math.inf), ("up_blocks.0.resnets.2.conv2", math.nan),
     ("up_blocks.3.resnets.1.conv1", math.inf), ("up_blocks.3.resnets.1.conv1", math.nan),
 ])  # fmt: skip
-def test_what_is_not_finite_is_made_again(known, monkeypatch, key, value):
+def test_rerun(known, monkeypatch, key, value):
+    """Results that are not finite are computed again."""
     vae, z, safer = known
     struck = Struck(monkeypatch, key, value)
     out = vae.decode(z)
@@ -72,7 +73,7 @@ def test_what_is_not_finite_is_made_again(known, monkeypatch, key, value):
     assert torch.equal(out, safer)
 
 
-def test_what_arises_behind_the_last_norm_is_made_again(known):
+def test_rerun_last_norm(known):
     """Where a clamp would hide it. The rerun packs anew."""
     vae, z, safer = known
     vae._fused.decoder().stages[-1][-1].packed.conv.bias[1] = math.nan

@@ -34,7 +34,8 @@ def test_on_gpus(on, sm, asked, kind, half, word):
     assert word in mode.refused if word else mode.refused is None
 
 
-def test_auto_goes_below_16_bit_only_under_a_floor_and_where_it_is_faster(on):
+def test_auto(on):
+    """auto takes 8 bit only under a floor, and where it is faster."""
     on(90)
     assert resolve("auto", CUDA, 50.0, None) == Mode("fp8")
     assert resolve("fp16", CUDA, 50.0, None).plain
@@ -44,7 +45,8 @@ def test_auto_goes_below_16_bit_only_under_a_floor_and_where_it_is_faster(on):
     assert resolve("auto", CUDA, 50.0, "switched off").plain
 
 
-def test_without_kernels_it_says_so(on):
+def test_no_kernels(on):
+    """Without kernels the reason is given."""
     on(75)
     mode = resolve("int8", CUDA, 0.0, "Triton is not installed", "bf16")
     assert mode.plain

@@ -9,7 +9,7 @@ from zerowaste_vae.engine.kernels.conv3d.types import HALF_DEPTH, quantise_rows
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.precision.forms import EXPONENTS, MARGIN, Operands, balance
-from zerowaste_vae.engine.precision.policy import EXACT, Policy, Range, eligible
+from zerowaste_vae.engine.precision.policy import EXACT, Policy, Range, eligible, ranges_from_dict
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,8 @@ def model(seed_model):
     return model
 
 
-def test_eligible_are_wide_inner_convolutions(model):
+def test_eligible(model):
+    """Eligible are wide inner convolutions."""
     keys = eligible(model.decoder)
     assert "decoder.up_blocks.0.upsamplers.0.conv" in keys
     assert "decoder.up_blocks.1.resnets.0.conv1" in keys
@@ -31,12 +32,12 @@ def test_eligible_are_wide_inner_convolutions(model):
     assert "encoder.down_blocks.1.downsamplers.0.conv" in eligible(model.encoder)
 
 
-def test_policy_survives_json_and_refuses_other_types():
+def test_policy():
+    """A policy has ranges of its own convolutions only, is JSON, and refuses other types."""
     found = {"a": Range((1.0, 2.5), (0.5, 0.25)), "unused": Range((1.0,), (1.0,))}
     policy = Policy({"a": "int8", "b": "fp8"}, found, half_accumulate=True)
-    again = Policy.from_dict(json.loads(json.dumps(policy.as_dict())))
-    assert again == policy
-    assert set(again.ranges) == {"a"}
+    again = json.loads(json.dumps(policy.as_dict()))
+    assert ranges_from_dict(again["ranges"]) == policy.ranges and again["kinds"] == policy.kinds
     with pytest.raises(ValueError, match="fp4"):
         Policy({"a": "fp4"})
     with pytest.raises(TypeError):
@@ -44,7 +45,8 @@ def test_policy_survives_json_and_refuses_other_types():
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("fp8", FP8), ("int8", torch.int8)])
-def test_only_the_policys_convolutions_are_packed_in_8_bit(model, kind, dtype, convolutions):
+def test_packing(model, kind, dtype, convolutions):
+    """Only the policy's convolutions are packed in 8 bit."""
     keys = eligible(model.decoder)
     chosen = dict.fromkeys(keys[::2], kind)
     widths = {c.key: c.in_channels for c in model.decoder.modules() if getattr(c, "key", "")}
@@ -59,13 +61,15 @@ def test_only_the_policys_convolutions_are_packed_in_8_bit(model, kind, dtype, c
     assert decoder.nbytes < FusedDecoder(model.decoder, torch.float16).nbytes
 
 
-def test_int8_without_a_range_is_refused(model):
+def test_int8_without_range(model):
+    """int8 without a range is refused."""
     policy = Policy({"encoder.down_blocks.1.resnets.1.conv1": "int8"})
     with pytest.raises(ValueError, match="range"):
         FusedEncoder(model.encoder, torch.float16, operands=Operands(torch.float16, policy))
 
 
-def test_half_sums_only_behind_norms():
+def test_fp16_sums():
+    """Only convolutions after a norm sum in fp16."""
     fast = Operands(torch.float16, Policy(half_accumulate=True))
     assert fast.form("x").half_accumulate
     assert not fast.form("x", normed=False).half_accumulate
@@ -73,7 +77,8 @@ def test_half_sums_only_behind_norms():
     assert not Operands(torch.float16, EXACT).form("x").half_accumulate
 
 
-def test_fp8_sums_of_one_step_fit_fp16():
+def test_fp8_sums():
+    """The sums of one fp8 step fit fp16."""
     rows = torch.cat((torch.ones(1, 256), torch.randn(3, 256, generator=torch.Generator().manual_seed(0))))
     data, scale = quantise_rows(rows, FP8, 64)
     sums = data.float().abs().view(4, -1, HALF_DEPTH).sum(2).max() * 448
@@ -81,7 +86,8 @@ def test_fp8_sums_of_one_step_fit_fp16():
     torch.testing.assert_close(data.float() * scale[:, None], rows, rtol=2**-4, atol=2e-3)
 
 
-def test_balance_beats_one_scale_for_all_channels():
+def test_balance():
+    """Scales by channel beat one scale for all."""
     g = torch.Generator().manual_seed(1)
     rows = torch.randn(24, 9, 32, generator=g)
     x = torch.randn(500, 9, 32, generator=g) * torch.logspace(-1.5, 1, 32)

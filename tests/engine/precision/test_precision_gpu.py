@@ -23,7 +23,8 @@ def decibel(a, b):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.skipif("ZEROWASTE_INNER" in os.environ, reason="this is the process that it runs")
-def test_kernels_compute_what_a_cpu_emulates(own_process, kind):
+def test_emulation(own_process, kind):
+    """Kernels compute what a CPU emulates."""
     inner = own_process()
     print(inner.stdout[-3000:], inner.stderr[-2000:])
     assert inner.returncode == 0 and "1 passed" in inner.stdout
@@ -51,7 +52,8 @@ def test_emulation_inside(wide_file, noise, monkeypatch, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_chunking_and_parking_keeps_every_bit(full_width, noise, kind):
+def test_equal_bits(full_width, noise, kind):
+    """Every chunking and parking gives the same bits."""
     z, video = noise(1, 16, 4, 18, 23), noise(13, 144, 176, 3).clamp(-1, 1) * 0.5 + 0.5
     vae = load(full_width, precision=kind, device="cuda")
     frames, latent = vae.decode(z), vae.encode(video)
@@ -68,7 +70,7 @@ def test_every_chunking_and_parking_keeps_every_bit(full_width, noise, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("half", "gb"), [("decode", None), ("decode", 4.0), ("encode", None)])
-def test_memory_is_as_stated_when_ranges_are_measured(full_width, noise, kind, half, gb):
+def test_stated_memory(full_width, noise, kind, half, gb):
     """A file that nobody has calibrated yet, at 1280x720; what was reserved includes the measuring and the packing."""
     vae = load(full_width, precision=kind, device="cuda")
     torch.cuda.empty_cache()

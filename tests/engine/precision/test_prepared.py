@@ -42,7 +42,8 @@ def decoded(vae):
 
 @pytest.mark.parametrize("room", [None, 0], ids=["at-once", "by-way-of-the-host"])
 @pytest.mark.parametrize(("architecture", "precision"), list(cases()))
-def test_one_block_holds_what_was_packed(make, architecture, precision, room):
+def test_one_block(make, architecture, precision, room):
+    """One block of memory holds all packed tensors."""
     vae = make(architecture, precision)
     expected = decoded(vae)
     if not vae._fused.packed_bytes("decoder"):
@@ -67,7 +68,7 @@ def test_one_block_holds_what_was_packed(make, architecture, precision, room):
     assert torch.equal(decoded(vae), expected)
 
 
-def test_of_borrowed_weights_nothing_is_kept(make):
+def test_borrowed(make):
     """Norms, biases and projections that are parameters as they are lie in the block, too."""
     vae = make(ARCHITECTURES[0], ARCHITECTURES[0].native)
     decoded(vae)
@@ -81,7 +82,7 @@ def test_of_borrowed_weights_nothing_is_kept(make):
         assert old.stride() == new.stride()
 
 
-def test_without_room_for_both_it_goes_by_way_of_the_host(make, monkeypatch):
+def test_through_host(make, monkeypatch):
     """Nothing is left of the copies that the first block was to hold."""
     vae = make(ARCHITECTURES[0], ARCHITECTURES[0].native)
     decoded(vae)

@@ -36,7 +36,8 @@ METADATA = {"norm_num_groups": "4"}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_file_replaced_by_one_of_equal_size_and_time(file, noise, precision, cache):
+def test_replaced_file(file, noise, precision, cache):
+    """A file replaced by one of equal size and time is noticed."""
     z = noise(1, 16, 1, 2, 2)
     old = load(file, precision=precision, device="cpu").decode(z)
     state = os.stat(file)
@@ -49,7 +50,8 @@ def test_a_file_replaced_by_one_of_equal_size_and_time(file, noise, precision, c
     assert not torch.equal(new, old)
 
 
-def test_a_file_replaced_between_load_and_first_use(file, noise, cache):
+def test_replaced_after_load(file, noise, cache):
+    """A file replaced between load and first use is noticed."""
     z = noise(1, 16, 1, 2, 2)
     expected = load(file, precision="int8", device="cpu").decode(z)
     shutil.rmtree(cache)
@@ -61,7 +63,8 @@ def test_a_file_replaced_between_load_and_first_use(file, noise, cache):
     assert not torch.equal(fresh, expected)
 
 
-def test_a_checkpoint_whose_tensors_were_changed(file, noise, cache):
+def test_changed_checkpoint(file, noise, cache):
+    """A checkpoint whose tensors were changed is noticed."""
     z = noise(1, 16, 1, 2, 2)
     old = load(read_checkpoint(file), precision="int8", device="cpu").decode(z)
     checkpoint = read_checkpoint(file)
@@ -75,7 +78,8 @@ def test_a_checkpoint_whose_tensors_were_changed(file, noise, cache):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("trouble", ["gone", "elsewhere", "no home"])
-def test_8_bit_goes_on_without_its_file_or_a_cache(file, noise, precision, trouble, tmp_path, monkeypatch):
+def test_without_file_or_cache(file, noise, precision, trouble, tmp_path, monkeypatch):
+    """8 bit goes on without its file or a cache."""
     z = noise(1, 16, 1, 2, 2)
     expected = load(file, precision=precision, device="cpu").decode(z)
     monkeypatch.chdir(tmp_path)
@@ -91,7 +95,8 @@ def test_8_bit_goes_on_without_its_file_or_a_cache(file, noise, precision, troub
     assert vae.precision == vae.last_report.precision == precision
 
 
-def test_damaged_packed_weights_are_packed_anew(file, noise, caplog, monkeypatch):
+def test_damaged_packed(file, noise, caplog, monkeypatch):
+    """Damaged packed weights are packed anew."""
     monkeypatch.setattr(log, "_said", set())
     z = noise(1, 16, 1, 2, 2)
     vae = load(file, precision="int8", device="cpu")
@@ -106,7 +111,8 @@ def test_damaged_packed_weights_are_packed_anew(file, noise, caplog, monkeypatch
     assert sum("packed anew" in r.message for r in caplog.records) == 1
 
 
-def test_writers_of_one_file_have_temporaries_of_their_own(tmp_path):
+def test_temporaries(tmp_path):
+    """Writers of one file have temporaries of their own."""
     target, names = tmp_path / "t.json", []
     with replacing(target) as one, replacing(target) as other:
         names += [one, other]
@@ -131,7 +137,8 @@ def fp32_rerun(vae, z):
     return vae._safer("here")._safer("here again").decode(z)
 
 
-def test_a_rerun_has_the_weights_of_the_file(file, noise):
+def test_rerun_weights(file, noise):
+    """A rerun has the weights of the file."""
     z = noise(1, 16, 2, 2, 2)
     expected = load(file, precision="fp32", device="cpu").decode(z)
     for precision in ("fp16", "bf16"):
@@ -140,7 +147,8 @@ def test_a_rerun_has_the_weights_of_the_file(file, noise):
         assert torch.equal(safer, expected)
 
 
-def test_weights_stored_in_16_bit_are_not_rounded_to_another_on_the_way(file, noise):
+def test_no_rounding(file, noise):
+    """Weights stored in one 16-bit type are not rounded to another on the way."""
     z = noise(1, 16, 2, 2, 2)
     tensors = {name: t.half() for name, t in load_file(file).items()}
     save_file(tensors, file, METADATA)
@@ -151,7 +159,8 @@ def test_weights_stored_in_16_bit_are_not_rounded_to_another_on_the_way(file, no
 
 
 @pytest.mark.parametrize("trouble", ["gone", "changed", "used up", "trained"])
-def test_a_source_that_is_gone_is_said_and_made_do_without(file, noise, trouble, caplog):
+def test_missing_source(file, noise, trouble, caplog):
+    """A missing source is reported, and done without."""
     z = noise(1, 16, 2, 2, 2)
     tensors = {name: t.half().float() for name, t in load_file(file).items()}
     source = read_checkpoint(file) if trouble == "used up" else file
@@ -178,7 +187,7 @@ def test_a_source_that_is_gone_is_said_and_made_do_without(file, noise, trouble,
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_wider_type_begins_without_the_histories_of_8_bit(file, noise, monkeypatch, precision):
+def test_wider_type(file, noise, monkeypatch, precision):
     """Memory runs out between the second chunk and the third, and the fourth overflows."""
     monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     z = noise(1, 16, 5, 2, 2)

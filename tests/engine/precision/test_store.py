@@ -30,7 +30,8 @@ def filed(content="weights"):
     return Store(lambda: content.ljust(64, "0"))
 
 
-def test_tables_are_found_by_what_weights_hold(cache, table):
+def test_found_by_digest(cache, table):
+    """Tables are found by the digest of the weights."""
     assert filed().table("decoder") is None
     filed().measured("decoder", table)
     filed().calibrate("encoder", table)
@@ -45,7 +46,8 @@ def test_tables_are_found_by_what_weights_hold(cache, table):
     "1" + "0" * 400, "[" * 100_000,
 ])  # fmt: skip
 @pytest.mark.parametrize("origin", ["calibrated", "measured"])
-def test_damaged_tables_are_measured_anew(table, damage, origin, caplog, monkeypatch):
+def test_damaged_table(table, damage, origin, caplog, monkeypatch):
+    """Damaged tables are measured anew."""
     monkeypatch.setattr(log, "_said", set())
     kept = filed()
     kept.calibrate("decoder", table)
@@ -59,7 +61,7 @@ def test_damaged_tables_are_measured_anew(table, damage, origin, caplog, monkeyp
     assert filed().table("decoder") == table
 
 
-def test_what_runs_measure_never_replaces_a_calibration(table):
+def test_calibration_stays(table):
     """Not even where the run began before the calibration did, in another process."""
     automatic, running = replace(table, source="first clip", ranges=wider(table)), filed()
     running.measured("decoder", automatic)
@@ -79,7 +81,8 @@ def wider(table):
 
 
 @pytest.mark.parametrize("trouble", ["not a folder", "full", "no home"])
-def test_no_place_to_keep_anything_costs_no_result(tmp_path, monkeypatch, table, caplog, trouble):
+def test_no_cache_folder(tmp_path, monkeypatch, table, caplog, trouble):
+    """Without a cache folder results stay the same."""
     monkeypatch.setattr(log, "_said", set())
     if trouble == "not a folder":
         (tmp_path / "file").write_text("")
@@ -107,7 +110,8 @@ def no_home():
     raise RuntimeError("Could not determine home directory.")
 
 
-def test_shipped_tables_come_after_the_users_own_calibration(tmp_path, monkeypatch, table):
+def test_shipped_table(tmp_path, monkeypatch, table):
+    """A user's calibration comes before the shipped table."""
     made = filed()
     made.calibrate("decoder", table)
     assets = tmp_path / "assets"
@@ -123,13 +127,14 @@ def test_shipped_tables_come_after_the_users_own_calibration(tmp_path, monkeypat
     assert filed().table("decoder") == own
 
 
-def test_the_shipped_table_is_the_demo_vaes():
+def test_demo_table():
+    """The shipped table belongs to the demo VAE."""
     for precision in ("fp32", "int8"):
         vae = load(demo_vae_path(), precision=precision, device="cpu")
         assert vae.store.table("decoder").source == vae.store.table("encoder").source == "demo_clip.mp4"
 
 
-def test_no_clip_takes_ranges_far_for_good(table):
+def test_one_odd_clip(table):
     """Ten times too bright: in a run on that clip its own ranges count, for all others it is bounded."""
     plain = {"a": Range((1.0, 2.0), (0.5, 0.5))}
     bright, dark = ({"a": plain["a"].scaled(factor)} for factor in (10.0, 0.1))
@@ -146,7 +151,8 @@ def test_no_clip_takes_ranges_far_for_good(table):
     assert united([plain, {"a": plain["a"].scaled(1.5)}])["a"] == plain["a"].scaled(1.5)
 
 
-def test_digest_is_of_values_names_and_shapes():
+def test_digest():
+    """The digest is of values, names and shapes."""
     one = {"a": torch.arange(6.0), "b": torch.ones(2, 3)}
     assert digest(one) == digest(dict(reversed([*one.items()])))
     for other in (
@@ -158,7 +164,8 @@ def test_digest_is_of_values_names_and_shapes():
     assert digest({"a": torch.arange(6.0).view(2, 3).t()}) == digest({"a": torch.arange(6.0).view(2, 3).t().clone()})
 
 
-def test_choice_takes_the_most_work_for_the_least_error(table):
+def test_choice(table):
+    """The choice takes the most work for the least error."""
     assert set(table.choose("fp8", 3e-6).kinds) == {"a", "b"}
     assert set(table.choose("fp8", 2.5e-6).kinds) == {"b"}
     assert not table.choose("fp8", 1e-7).kinds
@@ -172,7 +179,8 @@ def test_choice_takes_the_most_work_for_the_least_error(table):
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
-def test_prepared_weights_are_the_packed_ones(tmp_path, seed_model, kind):
+def test_prepared(tmp_path, seed_model, kind):
+    """Prepared weights are the packed ones."""
     model = ARCHITECTURE.build(Config(None, (8, 8, 32, 32), 16, 4)).requires_grad_(False)
     seed_model(model, 1)
     keys = eligible(model.decoder)
@@ -208,7 +216,7 @@ def test_prepared_weights_are_the_packed_ones(tmp_path, seed_model, kind):
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_prepared_weights_that_another_process_replaces_are_packed_anew(tmp_path, monkeypatch, caplog, replaced):
+def test_prepared_replaced(tmp_path, monkeypatch, caplog, replaced):
     """The library opens a file twice, for its header and for its tensors: between them there can be another file."""
     plan, path = [torch.zeros(4)], tmp_path / "decoder.safetensors"
     prepared.save(plan, path, "mine")

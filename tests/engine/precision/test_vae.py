@@ -8,7 +8,7 @@ import pytest
 import torch
 from zerowaste_vae.engine import InputError, load
 from zerowaste_vae.engine.bench import calibrate as calibration
-from zerowaste_vae.engine.calibration import mixed, sampling, trials
+from zerowaste_vae.engine.calibration import mixed, sampling
 from zerowaste_vae.engine.calibration.sampling import Saturation
 from zerowaste_vae.engine.execution import call, core
 from zerowaste_vae.engine.options import DEFAULTS
@@ -23,7 +23,8 @@ def db(a, b):
 
 
 @pytest.mark.parametrize("precision", ["fp8", "int8"])
-def test_decode_and_encode_in_8_bit(wide_file, cache, noise, precision, monkeypatch):
+def test_eight_bit(wide_file, cache, noise, precision, monkeypatch):
+    """Decode and encode in 8 bit."""
     z, video = noise(1, 16, 3, 4, 5), noise(5, 32, 24, 3).clamp(-1, 1) * 0.5 + 0.5
     exact = load(wide_file, device="cpu")
     vae = load(wide_file, precision=precision, device="cpu")
@@ -34,7 +35,7 @@ def test_decode_and_encode_in_8_bit(wide_file, cache, noise, precision, monkeypa
     assert vae.last_report.operands.startswith("12 of 12 convolutions")
     assert vae.last_report.precision == precision
     # What was measured and packed is found again, and gives the same bits.
-    monkeypatch.setattr(trials.Trials, "__init__", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(sampling.Trials, "__init__", lambda *_: pytest.fail("measured again"))
     again = load(wide_file, precision=precision, device="cpu")
     path, pack = again.fused(), again.fused()._pack
 
@@ -48,7 +49,8 @@ def test_decode_and_encode_in_8_bit(wide_file, cache, noise, precision, monkeypa
     assert len(list(cache.rglob("*.safetensors"))) == 2
 
 
-def test_a_floor_leaves_out_what_costs_most(wide_file, noise):
+def test_floor(wide_file, noise):
+    """A floor leaves out what costs most."""
     z = noise(1, 16, 2, 4, 4)
     exact = load(wide_file, precision="fp8", device="cpu", min_db=200.0)
     best = exact.decode(z)
@@ -67,7 +69,8 @@ def test_a_floor_leaves_out_what_costs_most(wide_file, noise):
     assert report.operands in report.text()
 
 
-def test_what_is_asked_for_and_cannot_be(wide_file, noise):
+def test_refused(wide_file, noise):
+    """What cannot run as asked says so."""
     with pytest.raises(InputError, match="fp4"):
         load(wide_file, precision="fp4", device="cpu")
     fast = load(wide_file, precision="fp16_fast", device="cpu")
@@ -86,7 +89,7 @@ def test_what_is_asked_for_and_cannot_be(wide_file, noise):
     assert fp16.precision == "fp16"
 
 
-def test_ranges_of_an_uncalibrated_file_widen_with_its_first_clips(wide_file, noise, monkeypatch):
+def test_ranges_widen(wide_file, noise, monkeypatch):
     """One odd clip does not spoil a file: 8-bit operands made from it alone saturate on the next one."""
     dull, real, more = noise(1, 16, 1, 4, 4) * 0.02, noise(1, 16, 2, 4, 4), noise(1, 16, 2, 4, 4, seed=1)
     exact = load(wide_file, device="cpu").decode(real)
@@ -112,7 +115,7 @@ def test_ranges_of_an_uncalibrated_file_widen_with_its_first_clips(wide_file, no
     # Nor does any clip after the first few, nor one of a calibrated file.
     for i in range(3, mixed.CLIPS):
         vae.decode(noise(1, 16, 2, 4, 4, seed=i))
-    monkeypatch.setattr(trials.Trials, "__init__", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(sampling.Trials, "__init__", lambda *_: pytest.fail("measured again"))
     settled = vae.store.table("decoder")
     assert len(settled.seen) == mixed.CLIPS
     looked, take = [], call.decoder_samples
@@ -126,7 +129,7 @@ def test_ranges_of_an_uncalibrated_file_widen_with_its_first_clips(wide_file, no
 
 @pytest.mark.parametrize(("precision", "at"), [("int8", 0), ("int8", 1), ("int8", 4), ("int8", "calibrated"),
                                                ("fp8", 1)])  # fmt: skip
-def test_a_clip_of_ten_times_the_scale_has_ranges_of_its_own(wide_file, cache, noise, monkeypatch, precision, at):
+def test_odd_clip(wide_file, cache, noise, monkeypatch, precision, at):
     """Whenever it comes. Later clips have what they would have had without it, and it does not saturate itself: not
     when it comes again either, which measures nothing."""
     clips = [noise(1, 16, 1, 3, 3, seed=seed) for seed in range(5)]
@@ -153,14 +156,14 @@ def test_a_clip_of_ten_times_the_scale_has_ranges_of_its_own(wide_file, cache, n
     best = db(own.decode(bright), exact_bright)
     again = vae.decode(bright)
     assert db(made[place], exact_bright) > best - 1 and db(again, exact_bright) > best - 1
-    monkeypatch.setattr(trials.Trials, "__init__", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(sampling.Trials, "__init__", lambda *_: pytest.fail("measured again"))
     assert torch.equal(vae.decode(bright), again)
     assert vae.store.table("decoder") == kept
     assert vae.last_report.operands.endswith("the clip's own")
 
 
 @pytest.mark.parametrize("switched", [(True, False, True), (False, True, False)])
-def test_clips_are_measured_in_networks_of_other_convolutions(wide_file, cache, noise, switched):
+def test_other_convolutions(wide_file, cache, noise, switched):
     """A composed upsampler has one where it else has two; what all have in common counts."""
     exact, vae = load(wide_file, device="cpu"), load(wide_file, precision="int8", device="cpu")
     for seed, on in enumerate(switched):
@@ -173,7 +176,7 @@ def test_clips_are_measured_in_networks_of_other_convolutions(wide_file, cache, 
 
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
-def test_a_clip_that_overflows_leaves_no_ranges(wide_file, cache, noise, half, monkeypatch, caplog):
+def test_overflow(wide_file, cache, noise, half, monkeypatch, caplog):
     """Alone, and between others: in memory and on the disk all ranges stay finite, and later clips run in 8 bit."""
     good = noise(1, 16, 1, 2, 2) if half == "decoder" else noise(1, 16, 16, 3).clamp(-1, 1) * 0.5 + 0.5
     work = half[:-1]
@@ -203,15 +206,16 @@ def test_a_clip_that_overflows_leaves_no_ranges(wide_file, cache, noise, half, m
 
 
 @pytest.mark.parametrize(("asked", "kind"), [("fp8", "fp8"), ("int8", "int8"), ("auto", "fp8")])
-def test_a_floor_is_measured_on_the_clip_and_kept(wide_file, noise, monkeypatch, asked, kind):
+def test_floor_measured(wide_file, noise, monkeypatch, asked, kind):
     """Whatever a table claims: here convolutions cost nothing by themselves, so the choice begins with all of them, and
     only the measurement on the clip can step up."""
     z = noise(1, 16, 2, 4, 4)
     exact = load(wide_file, device="cpu").decode(z)
     monkeypatch.setattr(core, "mode_here", lambda *_: Mode(kind))
-    monkeypatch.setattr(trials.Trials, "errors", lambda self, *_: {k: 1e-12 * (1 + i) for i, k in enumerate(keys)})
-    tried, quality = [], trials.Trials.quality
-    monkeypatch.setattr(trials.Trials, "quality", lambda self, p: tried.append((p, *quality(self, p))) or tried[-1][1:])
+    monkeypatch.setattr(sampling.Trials, "errors", lambda self, *_: {k: 1e-12 * (1 + i) for i, k in enumerate(keys)})
+    tried, quality = [], sampling.Trials.quality
+    noted = lambda self, p: tried.append((p, *quality(self, p))) or tried[-1][1:]  # noqa: E731
+    monkeypatch.setattr(sampling.Trials, "quality", noted)
     vae = load(wide_file, precision=asked, device="cpu", min_db=45.0)
     keys = eligible(vae.model.decoder)
     out = vae.decode(z)
@@ -224,7 +228,7 @@ def test_a_floor_is_measured_on_the_clip_and_kept(wide_file, noise, monkeypatch,
     assert db(out, exact) > 44.0
 
 
-def test_a_floor_takes_fp16_sums_back(wide_file, noise, monkeypatch):
+def test_floor_fp16_fast(wide_file, noise, monkeypatch):
     """A CPU has none, so what they cost is made up; what follows from it is not."""
     model = load(wide_file, precision="fp16", device="cpu").model
     fast = mixed.Mixed(
@@ -233,12 +237,13 @@ def test_a_floor_takes_fp16_sums_back(wide_file, noise, monkeypatch):
     samples = [noise(1, 4, 4, 16)]
     for db, kept in ((61.0, True), (59.0, False)):
         made_up = lambda _, policy, db=db: (db if policy.half_accumulate else math.inf, Saturation())  # noqa: E731
-        monkeypatch.setattr(trials.Trials, "quality", made_up)
+        monkeypatch.setattr(sampling.Trials, "quality", made_up)
         assert fast.settle("decoder", lambda: samples).half_accumulate == kept
 
 
-def test_measuring_that_finds_no_memory_is_tried_again(wide_file, noise, monkeypatch):
-    table, calls, asked = trials.Trials.table, [], []
+def test_no_memory(wide_file, noise, monkeypatch):
+    """Measuring that finds no memory is tried again."""
+    table, calls, asked = sampling.Trials.table, [], []
 
     def scarce(self, *rest):
         calls.append(rest)
@@ -246,7 +251,7 @@ def test_measuring_that_finds_no_memory_is_tried_again(wide_file, noise, monkeyp
             raise torch.OutOfMemoryError("CUDA out of memory")
         return table(self, *rest)
 
-    monkeypatch.setattr(trials.Trials, "table", scarce)
+    monkeypatch.setattr(sampling.Trials, "table", scarce)
     vae = load(wide_file, precision="fp8", device="cpu")
     vae.on_pressure = lambda: asked.append(1)
     vae.decode(noise(1, 16, 1, 2, 2))
@@ -255,7 +260,8 @@ def test_measuring_that_finds_no_memory_is_tried_again(wide_file, noise, monkeyp
     assert vae.last_report.events["oom_retries"] == 1
 
 
-def test_what_saturates_is_counted_once(wide_file, noise):
+def test_saturated(wide_file, noise):
+    """Saturated operands are counted once."""
     vae, z = load(wide_file, precision="int8", device="cpu", min_db=5.0), noise(1, 16, 2, 2, 2)
     list(calibration.calibrate(vae, "quiet", None, 0.05 * z, True, lambda: None))
     # A table that does not say how large its clip's values were.
@@ -264,13 +270,13 @@ def test_what_saturates_is_counted_once(wide_file, noise):
     assert vae.last_report.events["saturated"] == vae._mixed._quality["decoder"].saturated > 0
 
 
-def test_kernels_that_fail_in_another_vae_are_off_here_too(wide_file, noise, monkeypatch):
+def test_failed_kernels(wide_file, noise, monkeypatch):
     """A VAE that was loaded before does without 8 bit, and measures no ranges for it."""
     why = []
     monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: why[0] if why else None)
     vae, z = load(wide_file, precision="int8", device="cpu"), noise(1, 16, 2, 2, 2)
     why.append("Triton fails here")
-    monkeypatch.setattr(trials.Trials, "__init__", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(sampling.Trials, "__init__", lambda *_: pytest.fail("measured"))
     out = vae.decode(z)
     assert vae.precision == vae.last_report.precision == "fp16" and not vae.last_report.operands
     assert "int8" in dict(vae.last_report.off)
@@ -278,7 +284,7 @@ def test_kernels_that_fail_in_another_vae_are_off_here_too(wide_file, noise, mon
 
 
 @pytest.mark.parametrize("errors", [False, True])
-def test_a_clip_that_overflows_under_a_floor(wide_file, noise, errors):
+def test_overflow_under_floor(wide_file, noise, errors):
     """It runs without 8 bit; later clips have what the others had."""
     z = noise(1, 16, 2, 4, 4)
     list(calibration.calibrate(load(wide_file, "int8", device="cpu"), "x", None, z, errors, lambda: None))
@@ -291,7 +297,7 @@ def test_a_clip_that_overflows_under_a_floor(wide_file, noise, errors):
     assert vae.last_report.operands.startswith("18 of 18") and vae.last_report.db > 20
 
 
-def test_a_floor_holds_in_front_of_what_overflows(wide_file, noise):
+def test_floor_before_overflow(wide_file, noise):
     """The ranges of a clip with such frames cannot be measured, nor what 8 bit costs there."""
     load(wide_file, "int8", device="cpu").decode(noise(1, 16, 2, 4, 4))
     vae = load(wide_file, "int8", device="cpu", min_db=200.0)
@@ -299,7 +305,8 @@ def test_a_floor_holds_in_front_of_what_overflows(wide_file, noise):
     assert vae.last_report.operands.startswith("0 of")
 
 
-def test_reports_are_json_where_nothing_is_in_8_bit(wide_file, noise):
+def test_report_json(wide_file, noise):
+    """Reports are JSON where nothing runs in 8 bit."""
     vae = load(wide_file, "int8", device="cpu", min_db=200.0)
     vae.decode(noise(1, 16, 2, 4, 4))
     assert vae.last_report.db == math.inf and json.loads(json.dumps(vae.last_report.as_dict(), allow_nan=False))

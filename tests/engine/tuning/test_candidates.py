@@ -40,7 +40,8 @@ def kinds():
 
 
 @pytest.mark.parametrize("sm", TARGETS)
-def test_a_handful_that_keep_what_plans_count_on(kinds, sm):
+def test_candidates(kinds, sm):
+    """Candidates are few, and keep what plans count on."""
     here = capabilities(f"sm_{sm}", sm, (3, 7))
     most = 0
     for kind in kinds:
@@ -65,7 +66,7 @@ def plain(schedule, kind):
     return replace(schedule, group=1) if kind.phases == 1 and kind.outputs <= schedule.columns else schedule
 
 
-def test_the_h200s_own_tiles_are_among_what_is_tried_without_them(monkeypatch):
+def test_measured_tiles_are_tried(monkeypatch):
     """Started from another generation's table, its fp16 tiles for SeedVR2 are still found."""
     here, own = capabilities("sm_90", 90, (3, 7)), {}
     all_layers = layers(walk(DEFAULT), here)
@@ -78,7 +79,8 @@ def test_the_h200s_own_tiles_are_among_what_is_tried_without_them(monkeypatch):
     assert covered > 0.95 * sum(layer.share for layer in all_layers), missing
 
 
-def test_layers_of_a_vae():
+def test_layers():
+    """A VAE has its kinds of layers, those with most work first."""
     here = capabilities("sm_90", 90, (3, 7))
     found = layers(walk(DEFAULT), here)
     assert found == sorted(found, key=lambda layer: -layer.share)
@@ -90,7 +92,8 @@ def test_layers_of_a_vae():
     assert [Layer.from_dict(layer.as_dict()) for layer in found] == found
 
 
-def test_winograd_is_tried_where_it_is_switched_on():
+def test_winograd():
+    """Winograd layers are tried where they are switched on."""
     here = capabilities("sm_90", 90, (3, 7))
     forms = [layer.kind.form for layer in layers(walk(DEFAULT, winograd=True), here)]
     assert forms.count("winograd") > 5
@@ -101,7 +104,8 @@ def test_winograd_is_tried_where_it_is_switched_on():
     assert all(len(candidates(here, kind)) > 1 for kind in found if kind not in narrow)
 
 
-def test_kinds_are_told_in_words():
+def test_kind_text():
+    """A kind of layer reads as text."""
     kind = Kind("direct", "float8_e4m3fn", "f16", 128, 256, True, 8, 2, True, True)
     assert str(kind) == ("float8_e4m3fn summed in f16 128->256 upsampling time and space strided with sums small "
                          "planes")  # fmt: skip

@@ -38,9 +38,11 @@ def tuning():
     )  # fmt: skip
 
 
-def test_what_is_written_is_read(here, tuning):
+def test_written_is_read(here, tuning):
+    """A tuning is read as it was written."""
     assert kept.read(MACHINE) is None
-    path = kept.write(tuning)
+    kept.write(tuning)
+    path = kept.place(tuning.machine)
     assert path.parent == here / "tuning" and path.name.startswith("a-card-16-gb-")
     assert kept.read(MACHINE) == tuning
     assert list(path.parent.iterdir()) == [path]
@@ -48,7 +50,8 @@ def test_what_is_written_is_read(here, tuning):
 
 
 @pytest.mark.parametrize("name", MACHINE)
-def test_another_driver_card_or_version_has_another_file(here, tuning, name):
+def test_file_by_machine(here, tuning, name):
+    """Another driver, card or version has another file."""
     kept.write(tuning)
     other = MACHINE | {name: 90 if name == "sm" else "another"}
     assert kept.place(other) != kept.place(MACHINE) and kept.read(other) is None
@@ -69,8 +72,10 @@ def damaged(tuning):
     yield "[" * 100_000
 
 
-def test_a_file_that_is_no_such_thing_costs_a_line(here, tuning, caplog, monkeypatch):
-    path = kept.write(tuning)
+def test_damaged_file(here, tuning, caplog, monkeypatch):
+    """A damaged file costs a line in the log."""
+    kept.write(tuning)
+    path = kept.place(tuning.machine)
     for text in damaged(tuning):
         monkeypatch.setattr(log, "_said", set())
         caplog.clear()
@@ -82,7 +87,8 @@ def test_a_file_that_is_no_such_thing_costs_a_line(here, tuning, caplog, monkeyp
     assert kept.read(MACHINE) == tuning
 
 
-def test_a_reader_sees_the_old_file_or_the_new_one(here, tuning):
+def test_atomic_write(here, tuning):
+    """A reader sees the old file or the new one."""
     kept.write(tuning)
     other, done = replace(tuning, link=12e9), threading.Event()
 
@@ -98,15 +104,16 @@ def test_a_reader_sees_the_old_file_or_the_new_one(here, tuning):
     writer.join()
 
 
-def test_a_cache_folder_that_takes_nothing_costs_a_line(here, tuning, monkeypatch, caplog):
+def test_no_cache_folder(here, tuning, monkeypatch, caplog):
+    """A cache folder that cannot be written costs a line in the log."""
     (here / "file").write_text("")
     monkeypatch.setenv("ZEROWASTE_CACHE", str(here / "file"))
-    assert kept.write(tuning) is None
+    kept.write(tuning)
     assert kept.read(MACHINE) is None
     assert len(caplog.records) == 1
 
 
-def test_what_was_tuned_for_other_kernels_is_another_file(here, tuning, monkeypatch):
+def test_file_by_kernels(here, tuning, monkeypatch):
     """Candidates follow the form of the prebuilt kernels, whatever Triton is there."""
     identities = {"A": "A 1", "triton": "triton 3.6"}
     ways = {way: SimpleNamespace(way=way, sm=86, kernels=True, identity=identities[way]) for way in identities}
@@ -134,11 +141,13 @@ def test_what_was_tuned_for_other_kernels_is_another_file(here, tuning, monkeypa
      ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build  (b@h)  Mon", "570.86.10"),
      ("GCC version: 12.2.0", "")],
 )  # fmt: skip
-def test_the_drivers_version(text, version):
+def test_driver_version(text, version):
+    """The driver's version is read from the system's text."""
     assert kept.version_in(text) == version
 
 
-def test_a_cpu_has_none():
+def test_cpu():
+    """A CPU has no tuning."""
     cpu = torch.device("cpu")
     assert kept.of(cpu) is None and kept.words(cpu) == "" and kept.rates(cpu) == Rates()
     if not torch.cuda.is_available():
@@ -150,7 +159,8 @@ def test_a_cpu_has_none():
     [(89, "schedules chosen without measuring"), (90, "as measured on an H200"), (120, "schedules chosen without meas"),
      (75, "")],
 )  # fmt: skip
-def test_where_schedules_are_from(tuning, monkeypatch, sm, words):
+def test_words(tuning, monkeypatch, sm, words):
+    """Say where schedules come from."""
     place = torch.device("cuda", 7)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(kept, "target", lambda device: capabilities("a card", sm, (3, 7)))
@@ -163,7 +173,7 @@ def test_where_schedules_are_from(tuning, monkeypatch, sm, words):
     assert report.as_dict()["schedules"] == kept.words(place)
 
 
-def test_what_is_taken_up_counts(tuning, monkeypatch):
+def test_take_up(tuning, monkeypatch):
     """On a device that nothing runs on."""
     from zerowaste_vae.engine.kernels.conv3d import tuned
 

@@ -41,7 +41,8 @@ def some():
 
 
 @runs
-def test_every_form_of_call_is_right(some):
+def test_forms(some):
+    """Every form of call is right."""
     assert interpreted()
     here = capabilities("interpreter", 90, triton_version())
     assert {(layer.kind.form, layer.kind.phases) for layer in some} >= {
@@ -64,7 +65,8 @@ def plain():
                  "float16")  # fmt: skip
 
 
-def test_sums_and_a_second_run_are_looked_at(plain, monkeypatch):
+def test_sums_and_repeat(plain, monkeypatch):
+    """Wrong sums, and other bits the second time, are found."""
     made, here = problem(plain, CPU, torch.Generator().manual_seed(0)), capabilities("interpreter", 90, (3, 7))
     want = torch.empty_like(made.out)
     sums, runs = made.reference(want), []
@@ -85,7 +87,8 @@ def test_sums_and_a_second_run_are_looked_at(plain, monkeypatch):
     assert "nan" in wrong(plain, here, tile, made, want)
 
 
-def test_calls_fit_small_cards():
+def test_size():
+    """Calls fit small cards."""
     for layer in layers(FusedWalk(DEFAULT, DEFAULT.published.config, torch.float16, Options()),
                         capabilities("sm_90", 90, (3, 7))):  # fmt: skip
         small = sized(layer)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from zerowaste_vae.engine.errors import Cancelled
+from zerowaste_vae.engine.errors import Cancelled, ZeroWasteError
 from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
 from zerowaste_vae.engine.kernels.conv3d.tuned import Kind
 from zerowaste_vae.engine.tuning import processes, worker
@@ -23,7 +23,7 @@ LAYER = Layer(KIND, 0.5, (1, 3, 3), (1, 1, 1), 0, False, False, (1, 1, 1), (0, 0
               "float16")  # fmt: skip
 
 
-def test_they_compile_for_a_gpu_that_is_not_here(tmp_path, monkeypatch):
+def test_compiles_without_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     pool, other = Pool(90), replace(LAYER, kind=KIND._replace(sums=True))
     try:
@@ -39,14 +39,14 @@ def test_they_compile_for_a_gpu_that_is_not_here(tmp_path, monkeypatch):
         pool.wait(other, time.monotonic())
 
 
-def test_a_process_that_ends_says_nothing_more():
+def test_ended_process():
     worker = Worker("compile", "nonsense")
     worker.ask({})
     assert worker.answer(60) is None
     worker.end()
 
 
-def test_a_question_that_nobody_reads_breaks_nothing():
+def test_unread_question():
     worker = Worker("compile", "nonsense")
     worker._process.kill()
     worker._process.wait()
@@ -55,14 +55,57 @@ def test_a_question_that_nobody_reads_breaks_nothing():
     worker.end()
 
 
-def test_who_waits_is_not_held_up():
+def test_answer_times_out():
     worker = Worker("compile", "90")
     with pytest.raises(queue.Empty):
         worker.answer(0.01)
     worker.end()
 
 
-def test_a_process_that_only_begins_is_cancelled_at_once():
+@pytest.mark.parametrize("dies", [0, 2])
+def test_dying_compiler(monkeypatch, dies):
+    """A schedule that ends its process is the only one that fails; another process compiles the others."""
+
+    class Dying:
+        def __init__(self, *_):
+            started.append(self)
+
+        def ask(self, question):
+            self._dead = question["schedule"]["columns"] == 16 * (dies + 1)
+
+        def answer(self):
+            return None if self._dead else {"error": None}
+
+        def end(self):
+            pass
+
+    started = []
+    monkeypatch.setattr(processes, "Worker", Dying)
+    monkeypatch.setattr(processes, "cores", lambda: 2)
+    pool = Pool(90)
+    pool.start([(LAYER, [Schedule(128, 16 * (i + 1), 16, 4, 2) for i in range(4)])])
+    found = pool.wait(LAYER, time.monotonic() + 60)
+    pool.end()
+    assert [i for i, why in enumerate(found) if why] == [dies] and len(started) == 2
+
+
+def test_no_process_starts(monkeypatch):
+    """A system that starts no process ends the tuning with one line."""
+
+    def refuse(*_, **__):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(processes.subprocess, "Popen", refuse)
+    pool = Pool(90)
+    pool.start([(LAYER, [Schedule(128, 16, 16, 4, 2)])])
+    with pytest.raises(ZeroWasteError, match="Cannot allocate memory"):
+        pool.wait(LAYER, time.monotonic() + 60)
+    with pytest.raises(ZeroWasteError, match="Cannot allocate memory"):
+        Gpu(torch.device("cuda")).start()
+    pool.end()
+
+
+def test_cancel_during_start():
     """Its libraries take 5 to 10 s to load, in which it says nothing."""
 
     class Silent:
@@ -90,7 +133,7 @@ def test_a_process_that_only_begins_is_cancelled_at_once():
 
 
 @pytest.mark.parametrize("bad", [0, 2])
-def test_a_schedule_that_breaks_the_gpus_context_is_the_only_one_dropped(monkeypatch, bad):
+def test_broken_context_drops_one_schedule(monkeypatch, bad):
     """After an illegal access everything fails in that process, right schedules too: another process goes on."""
     schedules, broken = [Schedule(128, 16 * (i + 1), 16, 4, 2) for i in range(4)], []
 

@@ -13,7 +13,8 @@ from zerowaste_vae.engine.tuning.ready import Ready
 
 
 @pytest.mark.parametrize("form", ["A", "C"])
-def test_what_a_set_lacks_is_not_tried_and_says_so(form, monkeypatch):
+def test_lacking_schedule(form, monkeypatch):
+    """A schedule that the set lacks is not tried, and says so."""
     here = prebuilt("a GPU", 90, form)
     layer = layers(FusedWalk(DEFAULT, DEFAULT.published.config, torch.float16, DEFAULTS), here)[0]
     schedules = candidates(here, layer.kind)

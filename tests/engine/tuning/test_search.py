@@ -61,7 +61,8 @@ def run(machine, budget=100.0, layers=(256,), schedules=TILES, **options):
     return search(jobs, machine, machine, machine, budget, **options)
 
 
-def test_the_fastest_is_found_wherever_it_is():
+def test_fastest():
+    """The fastest schedule is found in every place."""
     for i, fast in enumerate(TILES):
         found = run(Machine({s: 1.0 if s == fast else 2.0 for s in TILES}))
         assert list(found.chosen.values()) == [TILES[i]]
@@ -69,7 +70,8 @@ def test_the_fastest_is_found_wherever_it_is():
         assert not found.dropped and not found.left and not found.broken
 
 
-def test_what_noise_explains_does_not_replace_the_table():
+def test_noise():
+    """A gain within noise does not replace the table's schedule."""
     table = [1.00, 1.02, 0.98, 1.01, 0.99]
     assert best({0: table, 1: [t * 0.985 for t in table]}) == 0  # too little
     assert best({0: table, 1: [0.5, 0.5, 2.0, 2.0, 0.5]}) == 0  # too seldom
@@ -80,13 +82,15 @@ def test_what_noise_explains_does_not_replace_the_table():
     assert best({0: slower, 1: [t * 1.1 for t in slower], 2: [t * 0.95 for t in slower]}) == 2
 
 
-def test_never_slower_than_the_table():
+def test_never_slower():
+    """The choice is never slower than the table's."""
     for slow in (1.0, 1.01, 1.5):
         found = run(Machine({s: 1.0 if s == TILES[0] else slow for s in TILES}))
         assert list(found.chosen.values()) == [TILES[0]]
 
 
-def test_what_does_not_fit_the_budget_keeps_the_table_and_is_named():
+def test_budget():
+    """Layers beyond the budget keep the table's schedule and are named."""
     machine = Machine(dict.fromkeys(TILES, 1.0), compile_s=2.0, measure_s=3.0)  # eleven seconds a layer
     found = run(machine, budget=25.0, layers=(128, 256, 384, 512))
     assert [kind.outputs for kind in found.chosen] == [128, 256]
@@ -95,13 +99,15 @@ def test_what_does_not_fit_the_budget_keeps_the_table_and_is_named():
     assert [kind.outputs for kind, _ in machine.asked] == [128, 256]
 
 
-def test_the_one_under_way_at_the_end_is_left():
+def test_layer_at_the_end():
+    """The layer being measured when time runs out keeps the table's."""
     machine = Machine(dict.fromkeys(TILES, 1.0), compile_s=0.0, measure_s=10.0)
     found = run(machine, budget=15.0, layers=(128, 256))
     assert [kind.outputs for kind in found.left] == [256] and machine.now == 115.0
 
 
-def test_wrong_and_failing_ones_are_dropped_and_named():
+def test_dropped():
+    """Wrong and failing schedules are dropped and named."""
     ms = {s: 4.0 - i for i, s in enumerate(TILES)}  # the last is the fastest
     machine = Machine(ms, fails={TILES[1]: "no registers"}, wrong={TILES[3]: "error 0.3 against the reference"})
     found = run(machine)
@@ -111,13 +117,15 @@ def test_wrong_and_failing_ones_are_dropped_and_named():
     assert machine.asked == [(kind, [TILES[0], TILES[2], TILES[3]])]
 
 
-def test_a_table_that_is_wrong_here_is_replaced():
+def test_wrong_table():
+    """A table's schedule that is wrong here is replaced."""
     found = run(Machine({s: 1.0 + i for i, s in enumerate(TILES)}, wrong={TILES[0]: "does not launch"}))
     assert list(found.chosen.values()) == [TILES[1]]
     assert list(found.times.values()) == [(2.0, None)]
 
 
-def test_nothing_that_is_right_is_said():
+def test_nothing_right():
+    """A layer without any right schedule is named."""
     found = run(Machine({}, fails=dict.fromkeys(TILES, "no compiler")))
     assert not found.chosen and [kind.outputs for kind in found.broken] == [256] and len(found.dropped) == len(TILES)
 

@@ -64,7 +64,8 @@ def rig(tmp_path, monkeypatch):
     return made
 
 
-def test_what_is_best_counts_and_is_kept(rig):
+def test_tune(rig):
+    """The best schedules are used and stored."""
     seen = []
     tuning, found = module.tune(walk(0), DEVICE, progress=lambda *n: seen.append(n))
     assert kept.read(MACHINE) == tuning and tuned.table(DEVICE) == tuning.schedules
@@ -78,7 +79,8 @@ def test_what_is_best_counts_and_is_kept(rig):
     assert text.count("dropped for") == len(rig.asked) and "12.0 GB/s each way" in text and "the table's 2 ms" in text
 
 
-def test_another_vae_adds_its_layers_and_moves_no_others(rig):
+def test_another_vae(rig):
+    """Another VAE adds its layers and changes no others."""
     first, _ = module.tune(walk(0), DEVICE)
     count = len(rig.asked)
     second, found = module.tune(walk(1), DEVICE)
@@ -98,7 +100,8 @@ def test_again_replaces_rates(rig):
     assert second.link == 12e9 and 0 < second.work < first.work
 
 
-def test_cancelled_or_failed_it_leaves_what_was(rig):
+def test_cancel_and_failure(rig):
+    """A tuning that is cancelled or fails changes nothing."""
     before, _ = module.tune(walk(1), DEVICE)
     files = {p: p.read_bytes() for p in rig.folder.rglob("*") if p.is_file()}
     with pytest.raises(Cancelled):
@@ -114,14 +117,16 @@ def test_cancelled_or_failed_it_leaves_what_was(rig):
     assert tuned.table(DEVICE) == before.schedules and rig.ended == 6
 
 
-def test_a_run_under_way_ends_as_it_began(rig):
+def test_running(rig):
+    """A run in progress keeps its schedules."""
     with tuned.held(DEVICE):
         tuning, _ = module.tune(walk(1), DEVICE)
         assert not tuned.table(DEVICE)
     assert tuned.table(DEVICE) == tuning.schedules
 
 
-def test_what_has_no_schedules_is_refused(monkeypatch):
+def test_refused(monkeypatch):
+    """A CPU, and a VAE on plain torch, are refused."""
     with pytest.raises(InputError, match="needs a CUDA GPU"):
         module.tune(walk(0), torch.device("cpu"))
     monkeypatch.setattr(module, "why_not", lambda *_: None)
@@ -131,7 +136,8 @@ def test_what_has_no_schedules_is_refused(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_command_without_a_gpu(capsys, tmp_path):
+def test_command_without_gpu(capsys, tmp_path):
+    """Without a GPU the command says so in one line."""
     assert main(["tune"]) == 2
     assert capsys.readouterr().err == (
         "zerowaste-vae: error: tune needs a CUDA GPU: a CPU runs torch's own operators\n"

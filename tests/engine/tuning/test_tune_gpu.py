@@ -51,7 +51,8 @@ def decodes(vae):
     return {name: vae.decode(z, **options) for name, options in plans.items()}
 
 
-def test_it_counts_from_then_on_and_all_plans_stay_bit_equal(clean, vae, monkeypatch):
+def test_plans_stay_equal(clean, vae, monkeypatch):
+    """After a tuning all plans give equal bits."""
     def offered(here, kind):
         return [*candidates(here, kind)[:2], TOO_LARGE]
 
@@ -83,20 +84,23 @@ def test_it_counts_from_then_on_and_all_plans_stay_bit_equal(clean, vae, monkeyp
     assert again == tuning and not nothing.chosen
 
 
-def test_cancelled_it_leaves_nothing(clean, vae):
+def test_cancel(clean, vae):
+    """A cancelled tuning leaves nothing."""
     looks = iter(range(9))
     with pytest.raises(Cancelled):  # with its processes begun
         module.tune(vae.planner.walk, DEVICE, budget=60, cancel=lambda: next(looks) > 0)
     assert not list(clean.rglob("*.json*")) and not tuned.table(DEVICE)
 
 
-def test_without_time_all_layers_keep_the_table(clean, vae):
+def test_no_time(clean, vae):
+    """Without time all layers keep the table's schedules."""
     tuning, found = module.tune(vae.planner.walk, DEVICE, budget=3.5)
     assert not found.chosen and found.left and not tuned.table(DEVICE)
     assert tuning.left == [str(kind) for kind in found.left]
 
 
-def test_a_process_that_ends_takes_only_its_schedule_along(vae, monkeypatch):
+def test_dying_kernel(vae, monkeypatch):
+    """A kernel that ends its process is the only one dropped."""
     here = module.proven(DEVICE)
     layer = module.layers(vae.planner.walk, here)[0]
     gpu, schedules = Gpu(DEVICE), candidates(here, layer.kind)[:2]

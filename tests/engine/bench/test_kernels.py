@@ -1,0 +1,63 @@
+import argparse
+
+import pytest
+import torch
+from zerowaste_vae.engine.bench import kernels, rows, winograd
+from zerowaste_vae.engine.bench.calls import Spread
+from zerowaste_vae.engine.bench.rows import HEADER, Row
+from zerowaste_vae.engine.bench.timing import Ceilings
+from zerowaste_vae.engine.cli import bench
+from zerowaste_vae.engine.errors import InputError
+
+
+def parse(*argv):
+    parser = argparse.ArgumentParser()
+    bench.add_parser(parser.add_subparsers())
+    return parser.parse_args(["bench", "kernels", *argv])
+
+
+def test_cpu(tmp_path):
+    """A CPU is refused, and nothing is written."""
+    with pytest.raises(InputError, match="CUDA GPU"):
+        bench.run_kernels(parse("--device", "cpu", "--json", str(tmp_path / "rows.json")))
+    assert not list(tmp_path.iterdir())
+
+
+def test_lines():
+    """Ceilings and rows read as text."""
+    tops = Ceilings(700.0, 690.0, None, None, 1300.0, 4.0)
+    assert "fp16 700" in tops.line() and "fp8" not in tops.line()
+    row = Row("conv3d bias", "1x2x3 4->5", "fp16", "this pack", Spread(2.0, 1.5, 3.0, 9), 350.0, "F", 700.0)
+    assert "50.0 % of 700" in row.line() and len(HEADER) >= 100
+    assert row.record()["time"] == {"median": 2.0, "low": 1.5, "high": 3.0, "runs": 9}
+
+
+def test_forms(monkeypatch):
+    """On a CPU through the references: which calls a case makes, with which arguments."""
+    monkeypatch.setattr(rows, "measure", lambda call, device: (call(), Spread(1.0, 1.0, 1.0, 1))[1])
+    monkeypatch.setattr(winograd, "matrix_rate", lambda *_: None)
+    cases = winograd.layer(kernels.Bench(torch.device("cpu")), (1, 5, 7, 64), torch.float16, tune=True)
+    by = [(row.operator, row.who) for row in cases]
+    tiles = len(winograd.others(torch.device("cpu"), torch.float16, 64, (5, 7)))
+    forms = ["direct", "Winograd", "direct"]
+    assert [who for what, who in by if what == "winograd layer"] == forms
+    assert [who for what, who in by if what == "winograd conv3d"][:3] == forms
+    assert len(by) == 3 + tiles + 3 + 2
+
+
+def test_tiles_fill_layers():
+    """Tiles that are tried divide their layers."""
+    for dtype in (torch.float16, torch.int8):
+        for _, h, w, c in (*winograd.EVEN, *winograd.OTHERS):
+            for s in winograd.others(torch.device("cpu"), dtype, c, (h, w)):
+                assert c % (s.columns + s.tail) == 0 and (c % s.depth == 0 or c % s.depth % s.rest == 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_rows_gpu(capsys, tmp_path, monkeypatch):
+    """On a GPU rows are printed and written."""
+    monkeypatch.setattr(kernels, "NORMS", kernels.NORMS[1:])
+    assert bench.run_kernels(parse("--only", "norm_act", "--json", str(tmp_path / "rows.json"))) == 0
+    assert "this pack" in capsys.readouterr().out
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.json"]
