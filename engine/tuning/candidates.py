@@ -68,7 +68,9 @@ def _direct(target: Target, kind: Kind) -> list[Schedule]:
     d = 32 if half else 64
     if target.mma_sync and kind.accumulate != "mx":
         made = [Schedule(128, 128, d, 4, 3), Schedule(256, 128, d, 8, 3), Schedule(256, 128, d, 8, 4)]
-        if kind.small and kind.phases == 1:
+        if kind.accumulate == "f16":  # held in addition to sums in fp32, for fp8 in each step
+            made = [*made[1:], Schedule(128, 256, d, 8, 4)] if half else [Schedule(128, 128, d, 8, n) for n in (3, 4)]
+        elif kind.small and kind.phases == 1:
             made = [Schedule(64, 128, d, 4, 4), Schedule(64, 128, 2 * d, 4, 3), made[0]]
         # Pairs of tiles leave registers for lower ones only.
         return [s if kind.outputs % s.columns == 0 else Schedule(128, 128, d, 8, 3) for s in made]
