@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .distributed import several
-from .distributed.ranks import Ranks
-from .distributed.several import Devices
-from .distributed.spread import Told
 from .errors import InputError
+from .execution import call
 from .execution.core import Core, no_check
 from .execution.noise import noised
-from .execution.progress import Cancel, Progress
-from .execution.results import Finished, Kept, Stream
+from .execution.progress import Callbacks, Cancel, OnPlan, Progress
+from .execution.results import Finished, Kept, Stream, Target, block_of, waiting_room
 from .execution.video import StreamVideo, TensorVideo
 from .face import Face, OldNames
 from .media import latent_note
@@ -29,8 +25,8 @@ from .network.stream import frame_spans
 from .planning.plan import Plan
 from .request import Request, check_dense, check_frame, check_latent, check_out, check_part, check_seed, check_video
 
-#: The fewest results that a stream in blended tiles makes at once.
-BLOCK = 16
+if TYPE_CHECKING:
+    from .distributed.several import Devices
 
 
 class VideoVAE(Face, Core, OldNames):
@@ -42,12 +38,7 @@ class VideoVAE(Face, Core, OldNames):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> VideoVAE:
         """Return a copy with weights of its own and nothing packed."""
-        other = copy.copy(self)
-        other._separate()
-        other.model = other._loaded = copy.deepcopy(self.model, memo)
-        other._identify()
-        other._use(self._options)
-        return other
+        return self._with_model(copy.deepcopy(self.model, memo))
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
@@ -67,7 +58,7 @@ class VideoVAE(Face, Core, OldNames):
         *,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
-        on_plan: Callable[[Plan], None] | None = None,
+        on_plan: OnPlan | None = None,
         plan: Plan | None = None,
         out: Tensor | None = None,
         start: int = 0,
@@ -121,10 +112,10 @@ class VideoVAE(Face, Core, OldNames):
             wanted, into = range(shape[0] * shape[1]), out.view(1, -1, *shape[2:])
         vae = self.at(timestep)
         z, inside = noised(z, seed, noise, getattr(self.model.config, "noise", 0.0), self.arch)
-        target, told = Kept(into, wanted.start), Told(progress, cancel, on_plan)
+        target, callbacks = Kept(into, wanted.start), Callbacks(progress, cancel, on_plan)
         try:
-            for _ in several.decode(
-                vae, devices, mixed_devices, vae.inside(z), request, target, wanted, shape[:4], told, plan, inside
+            for _ in _decode(
+                vae, devices, mixed_devices, vae.inside(z), request, target, wanted, shape[:4], callbacks, plan, inside
             ):
                 pass
         finally:
@@ -137,7 +128,7 @@ class VideoVAE(Face, Core, OldNames):
         *,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
-        on_plan: Callable[[Plan], None] | None = None,
+        on_plan: OnPlan | None = None,
         plan: Plan | None = None,
         start: int = 0,
         frames: int | None = None,
@@ -170,9 +161,9 @@ class VideoVAE(Face, Core, OldNames):
         shape = self.spatial * z.shape[3], self.spatial * z.shape[4], self.colours[1]
         vae = self.at(timestep)
         z, inside = noised(z, seed, noise, getattr(self.model.config, "noise", 0.0), self.arch)
-        target = Stream(shape, request.dtype, self._block("decoder"), several.waiting_room(request))
-        size, told = (1, len(wanted), *shape[:2]), Told(progress, cancel, on_plan)
-        done = several.decode(vae, devices, mixed_devices, z, request, target, wanted, size, told, plan, inside)
+        target = Stream(shape, request.dtype, block_of(self.model.decoder.program), waiting_room(request.ram_gb))
+        size, callbacks = (1, len(wanted), *shape[:2]), Callbacks(progress, cancel, on_plan)
+        done = _decode(vae, devices, mixed_devices, z, request, target, wanted, size, callbacks, plan, inside)
         return self._frames(vae, done)
 
     def _frames(self, vae: Core, done: Generator[Finished, None, None]) -> Iterator[Tensor]:
@@ -229,7 +220,7 @@ class VideoVAE(Face, Core, OldNames):
         seed: int | None = None,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
-        on_plan: Callable[[Plan], None] | None = None,
+        on_plan: OnPlan | None = None,
         plan: Plan | None = None,
         devices: Devices = None,
         mixed_devices: bool = False,
@@ -254,7 +245,7 @@ class VideoVAE(Face, Core, OldNames):
         check_seed(seed)
         request = Request(**options, output="float32")
         x = check_video(video, self.spatial, self.architecture.still, self.colours[0], any_range)
-        moments = self._moments(x, request, Told(progress, cancel, on_plan), devices, mixed_devices, plan)
+        moments = self._moments(x, request, Callbacks(progress, cancel, on_plan), devices, mixed_devices, plan)
         self._left_out(x.shape[1])
         return latent_note.marked(self._sampled(moments, seed, None), latent_note.note_of(self))
 
@@ -264,7 +255,7 @@ class VideoVAE(Face, Core, OldNames):
             self.last_report.dropped = max(0, frames - self.frames(self.architecture.latents(frames)))
 
     def _moments(
-        self, x: Tensor, request: Request, told: Told, devices: Devices = None, mixed: bool = False,
+        self, x: Tensor, request: Request, callbacks: Callbacks, devices: Devices = None, mixed: bool = False,
         plan: Plan | None = None,
     ) -> Tensor:  # fmt: skip
         """Encode checked frames to moments [B, 2C, T, h, w]."""
@@ -274,7 +265,7 @@ class VideoVAE(Face, Core, OldNames):
         size = given.batch, 2 * self.model.config.latent_channels, latents, given.height // s, given.width // s
         moments = torch.empty(size)
         into, latent = Kept(moments.permute(0, 2, 3, 4, 1), 0), size[2:]
-        for _ in several.encode(self, devices, mixed, given, request, into, latent, told, plan):
+        for _ in _encode(self, devices, mixed, given, request, into, latent, callbacks, plan):
             pass
         return moments[0].unflatten(1, x.shape[:2]).transpose(0, 1) if still else moments
 
@@ -293,7 +284,7 @@ class VideoVAE(Face, Core, OldNames):
         seed: int | None = None,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
-        on_plan: Callable[[Plan], None] | None = None,
+        on_plan: OnPlan | None = None,
         plan: Plan | None = None,
         devices: Devices = None,
         mixed_devices: bool = False,
@@ -323,42 +314,33 @@ class VideoVAE(Face, Core, OldNames):
             raise InputError("a seed needs the count of all frames: its noise is drawn for the whole clip at once")
         if devices not in (None, "auto") and count is None:
             raise InputError("several devices need the count of all frames: each makes parts of the whole clip")
-        request, told = Request(**options, output="float32"), Told(progress, cancel, on_plan)
+        request, callbacks = Request(**options, output="float32"), Callbacks(progress, cancel, on_plan)
         video = functools.partial(StreamVideo, frames, self.spatial, count, self.colours[0], any_range)
-        return self._encoded(video, request, told, seed, plan, devices, mixed_devices)
+        return self._encoded(video, request, callbacks, seed, plan, devices, mixed_devices)
 
     def _encoded(
-        self, given: Callable[[], StreamVideo], request: Request, told: Told, seed: int | None, plan: Plan | None,
-        devices: Devices, mixed: bool,
+        self, given: Callable[[], StreamVideo], request: Request, callbacks: Callbacks, seed: int | None,
+        plan: Plan | None, devices: Devices, mixed: bool,
     ) -> Iterator[Tensor]:  # fmt: skip
         video, noise, part, note = given(), None, None, latent_note.note_of(self)
         count = video.count
         size = video.height // self.spatial, video.width // self.spatial
         if seed is not None:
             noise = self.model.noise((1, self.latent_channels, self.architecture.latents(count), *size), seed)
-        latents, room = UNKNOWN if count is None else self.architecture.latents(count), several.waiting_room(request)
+        latents, room = UNKNOWN if count is None else self.architecture.latents(count), waiting_room(request.ram_gb)
         beside = self.temporal * video.frames(0, 0, 1).nbytes
-        into = Stream((*size, 2 * self.latent_channels), torch.float32, self._block("encoder"), room, beside)
-        encoded = several.encode(self, devices, mixed, video, request, into, (latents, *size), told, plan)
+        shape, block = (*size, 2 * self.latent_channels), block_of(self.model.encoder.program)
+        into = Stream(shape, torch.float32, block, room, beside)
+        encoded = _encode(self, devices, mixed, video, request, into, (latents, *size), callbacks, plan)
         with closing(encoded) as done:
             for _, first, moments in done:
                 if noise is not None:
                     part = noise[:, :, first : first + len(moments)]
                 latent = self._sampled(moments.permute(3, 0, 1, 2)[None].contiguous(), None, part)
                 yield latent_note.marked(latent, note)
-        if not isinstance(devices, Ranks) or devices.rank == 0:
+        if not getattr(devices, "rank", 0):  # torchrun's other ranks end before
             video.end()
         self._left_out(video.count)
-
-    def _block(self, half: str) -> int:
-        """Return how many results a stream in blended tiles makes at once; 0: all, where each result depends on all.
-
-        A block has no fewer results than each of them depends on, so that computing those dependencies alone does not
-        take longer than the results.
-        """
-        program = getattr(self.model, half).program
-        reach = sum(program.reach)
-        return 0 if math.isinf(reach) else max(math.ceil(reach * program.rate), BLOCK)
 
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """Run the network alone: [B, 3, F, H, W] in -1..1 -> moments [B, 2C, T, h, w], on the VAE's device.
@@ -375,7 +357,7 @@ class VideoVAE(Face, Core, OldNames):
             raise InputError(f"encode_raw takes [B, {c}, F, H, W] of at least {least} pixels, not {list(x.shape)}")
         check_frame(self.model.encoder.program, *(n // self.architecture.spatial for n in x.shape[3:]))
         if self.architecture.own is not None:
-            return self._moments(x.movedim(1, -1).cpu() * 0.5 + 0.5, Request(), Told()).to(self.device)
+            return self._moments(x.movedim(1, -1).cpu() * 0.5 + 0.5, Request(), Callbacks()).to(self.device)
         parts = (x[:, :, a:b] for a, b in frame_spans(x.shape[2], chunk, self.temporal))
         with self._claimed() as vae, vae._scope():
             return torch.cat(list(vae._plain.moments(parts, Steps(chunk, frames), vae.device, no_check)), 2)
@@ -383,3 +365,34 @@ class VideoVAE(Face, Core, OldNames):
     def _need_encoder(self) -> None:
         if not self.can_encode:
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
+
+
+def _alone(devices: Devices) -> bool:
+    """Check whether a call runs on the VAE's own device alone; then nothing of distributed/ is used, nor imported."""
+    return devices is None or devices in ("", "auto")
+
+
+def _decode(
+    vae: Core, devices: Devices, mixed: bool, z: Tensor | Latents, request: Request, into: Target, wanted: range,
+    size: tuple[int, int, int, int], callbacks: Callbacks, plan: Plan | None, seed: int | None,
+) -> Generator[Finished, None, None]:  # fmt: skip
+    """Decode on one device or on several. Args, returns: as of `distributed.several.decode`."""
+    if _alone(devices):
+        tick, on_plan = callbacks.ticker, callbacks.on_plan
+        return call.decode(vae, z, request, tick, into.whole(wanted.start), wanted, size, on_plan, plan, seed)
+    from .distributed import several
+
+    return several.decode(vae, devices, mixed, z, request, into, wanted, size, callbacks, plan, seed)
+
+
+def _encode(
+    vae: Core, devices: Devices, mixed: bool, video: TensorVideo | StreamVideo, request: Request, into: Target,
+    size: tuple[int, int, int], callbacks: Callbacks, plan: Plan | None,
+) -> Generator[Finished, None, None]:  # fmt: skip
+    """Encode on one device or on several. Args, returns: as of `distributed.several.encode`."""
+    if _alone(devices):
+        wanted, on_plan = range(size[0]), callbacks.on_plan
+        return call.encode(vae, video, request, callbacks.ticker, into.whole(0), wanted, on_plan, plan)
+    from .distributed import several
+
+    return several.encode(vae, devices, mixed, video, request, into, size, callbacks, plan)

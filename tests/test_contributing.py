@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 import traceback
 from itertools import pairwise
 from pathlib import Path
@@ -9,10 +11,12 @@ from pathlib import Path
 from zerowaste_vae import load
 from zerowaste_vae.engine.runtime import run
 
+from .test_structure import ORDER, room
+
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = "".join((ROOT / page).read_text("utf-8") for page in ("CONTRIBUTING.md", "docs/architecture.md"))
 #: File and functions of a numbered line of the way from a decode to the kernel.
-LINE = re.compile(r"^\d\. `(engine/[\w/]+\.py)`((?:,? `\w+`)+):", re.M)
+LINE = re.compile(r"^\d+\. `(engine/[\w/]+\.py)`((?:,? `\w+`)+):", re.M)
 
 
 def way() -> list[tuple[str, str]]:
@@ -26,22 +30,25 @@ def test_files_that_are_named_are_there():
 
 
 def test_the_way_from_a_decode_to_the_kernel(vae_file, noise, monkeypatch):
-    """As a stack has it up to the call of the kernels, and from there as their sources have it."""
+    """Its files and their order are those of a stack, up to the call of the kernels, and from there those of their
+    sources; it never enters a room above one that it has left."""
     monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     stacks, conv3d = [], run.conv3d
 
     def observed(*args, **options):
-        stacks.append([(Path(f.filename).as_posix(), f.name) for f in traceback.extract_stack()])
+        stacks.append([(Path(f.filename), f.name) for f in traceback.extract_stack()])
         return conv3d(*args, **options)
 
     monkeypatch.setattr(run, "conv3d", observed)
     load(vae_file, device="cpu").decode(noise(1, 16, 1, 2, 2))
+    residual = next(s for s in stacks if any(f.match("ops/resnet.py") for f, _ in s))
+    frames = [(f.relative_to(ROOT).as_posix(), name) for f, name in residual if f.is_relative_to(ROOT / "engine")]
     called = [p for p in way() if not p[0].startswith("engine/kernels")]
-    assert len({file for file, _ in way()}) == 8 and len(called) >= 10
-    residual = next(s for s in stacks if any("ops/resnet" in f for f, _ in s))
-    frames = iter(residual)
-    missing = [p for p in called if not any(f.endswith(p[0]) and name == p[1] for f, name in frames)]
-    assert missing == []
+    assert list(dict.fromkeys(f for f, _ in frames)) == list(dict.fromkeys(f for f, _ in called))
+    assert len({file for file, _ in way()}) <= 12 and len(called) >= 15
+    assert [p for p in called if p not in frames] == []
+    places = [ORDER.index(room(ROOT / file)) for file, _ in [*frames, *way()[len(called) :]]]
+    assert places == sorted(places)
     kernels = [p for p in way() if p not in called]
     for (file, name), (_, later) in pairwise([*called[-1:], *kernels]):
         body = next(n for n in ast.walk(ast.parse((ROOT / file).read_text("utf-8"))) if getattr(n, "name", "") == name)
@@ -50,3 +57,15 @@ def test_the_way_from_a_decode_to_the_kernel(vae_file, noise, monkeypatch):
         texts = {str(n.value).rpartition(".")[2] for n in ast.walk(body) if isinstance(n, ast.Constant)}
         assert later in named | texts, name
     assert f"def {kernels[-1][1]}(" in (ROOT / kernels[-1][0]).read_text("utf-8")
+
+
+def test_one_device_uses_nothing_of_several(vae_file):
+    code = """
+import sys, torch
+from zerowaste_vae import load
+vae = load(sys.argv[1], device="cpu")
+vae.encode(vae.decode(torch.zeros(1, 16, 1, 2, 2)))
+print([name for name in sys.modules if ".distributed" in name and "zerowaste_vae" in name])
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(vae_file)], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[-2] == "[]"

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +61,37 @@ def test_no_folders_import_each_other_in_a_circle():
     for path in FILES:
         arrows.setdefault(room(path), set()).update({room(p) for p in imports(path)} - {room(path)})
     assert circles(arrows) == []
+
+
+#: The rooms of the package, from the top down: a file imports from its own room and from those below it, no others.
+ORDER = (
+    "nodes", "engine/cli", "engine/files", "engine/compat", "engine/bench", "engine/__init__.py", "engine/loader.py",
+    "engine/vae.py", "engine/face.py", "engine/distributed", "engine/execution", "engine/tuning", "engine/planning",
+    "engine/calibration", "engine/media", "engine/checkpoints", "engine/request.py", "engine/archs", "engine/network",
+    "engine/precision", "engine/options.py", "engine/runtime", "engine/report.py", "engine/system", "engine/kernels",
+    "engine/log.py", "engine/errors.py",
+)  # fmt: skip
+
+
+def upward(arrows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The arrows between rooms that do not lead down."""
+    return sorted((a, b) for a, b in arrows if a != b and ORDER.index(a) >= ORDER.index(b))
+
+
+def test_imports_lead_down():
+    """Within functions and for types, too."""
+    place = {path: "nodes" if path.is_relative_to(ROOT / "nodes") else room(path) for path in FILES}
+    assert set(place.values()) == set(ORDER)
+    assert upward({(place[path], place[other]) for path in FILES for other in imports(path) if other in place}) == []
+
+
+def test_an_arrow_up_is_found():
+    up = ("engine/runtime", "engine/execution")
+    assert upward([up, up[::-1], ("engine/kernels", "engine/kernels")]) == [up]
+
+
+def test_few_files_lie_loose():
+    assert len(list((ROOT / "engine").glob("*.py"))) <= 10
 
 
 @pytest.mark.parametrize("arrows", [{"a": {"b"}, "b": {"c"}, "c": {"a"}}, {"a": {"a"}}])

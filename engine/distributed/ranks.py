@@ -56,14 +56,14 @@ class Ranks:
     def broadcast(self, value: Any = None) -> Any:
         """Return rank 0's value on every rank."""
         box = [value]
-        with told():
+        with _rank_lost():
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value on every rank."""
         out: list[Any] = [None] * self.count
-        with told():
+        with _rank_lost():
             dist.all_gather_object(out, value)
         return out
 
@@ -92,7 +92,7 @@ def _same(every: Sequence[Mapping[str, Any]]) -> None:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def _rank_lost() -> Iterator[None]:
     """Turn errors of the connection into a one-line RankLost."""
     try:
         yield
@@ -114,7 +114,7 @@ def joined() -> Iterator[Ranks]:
     """
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     before = signal.signal(signal.SIGTERM, functools.partial(_ended, rank))
-    with told():
+    with _rank_lost():
         dist.init_process_group("gloo", timeout=UNLIMITED)
         watch = Watch(rank, count)
     watch.start()
@@ -211,7 +211,7 @@ class RankSpread(Spread):
             if kind == "results":
                 first, shape = value
                 there = torch.empty(shape, dtype=self.into.dtype)
-                with told():
+                with _rank_lost():
                     dist.recv(there, peer)
                 room = results.room(0, first, len(there))
                 room.copy_(there)
@@ -266,13 +266,14 @@ class RankSpread(Spread):
     def _answer(self, part: Part, said: queue.SimpleQueue, teller: _Teller) -> tuple[bool, str] | None:
         """Make a part; return None, or (whether another device may succeed, the reason) where it failed."""
 
-        def tick_told(done: int, total: int) -> None:
+        def progress(done: int, total: int) -> None:
             said.put(("progress", done / max(total, 1), None))
 
         def stop() -> bool:
-            return self._at_work() or teller.stop.is_set() or (self.told.cancel is not None and self.told.cancel())
+            cancel = self.callbacks.cancel
+            return self._at_work() or teller.stop.is_set() or (cancel is not None and cancel())
 
-        results, tick = self.into.handed(part.first), Ticker(tick_told, stop)
+        results, tick = self.into.handed(part.first), Ticker(progress, stop)
         try:
             with closing(super().made(part, results, tick)) as done:
                 for finished in done:
@@ -291,12 +292,12 @@ class RankSpread(Spread):
     # -- messages --------------------------------------------------------------------------------------------------
 
     def _say(self, peer: int, value: Any) -> None:
-        with told():
+        with _rank_lost():
             dist.send_object_list([value], peer)
 
     def _hear(self, peer: int) -> Any:
         box = [None]
-        with told():
+        with _rank_lost():
             dist.recv_object_list(box, peer)
         return box[0]
 
@@ -316,7 +317,7 @@ class _Teller(threading.Thread):
                 kind, value, results = self._said.get()
                 self._spread._say(0, (kind, value))
                 if results is not None:
-                    with told():
+                    with _rank_lost():
                         dist.send(results.contiguous(), 0)
                 if kind != "ended" and not self._spread._hear(0):
                     self.stop.set()

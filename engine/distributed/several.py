@@ -15,7 +15,7 @@ from .. import log
 from ..errors import InputError, PlanError
 from ..execution import call
 from ..execution.core import Core
-from ..execution.progress import Ticker
+from ..execution.progress import Callbacks, Ticker
 from ..execution.results import Finished, Target
 from ..execution.video import StreamVideo, TensorVideo
 from ..network.steps import Latents
@@ -23,31 +23,20 @@ from ..network.tiles import grid
 from ..planning.plan import Plan
 from ..report import Report
 from ..request import OVERLAP, Request
-from ..system.memory import GIB, available_ram
 from .alike import of_bits, of_contents, of_file, of_network
 from .copies import on
 from .feed import GIVEN, Feed, Streamed
 from .kinds import kind_of, resolve, same_kind
 from .ranks import Ranks, RankSpread
-from .spread import Operation, Spread, Told
+from .spread import Operation, Spread
 
 #: Names of devices (also as one string with commas), "all", None or "auto" for the VAE's own alone; or ranks.
 Devices = Ranks | Sequence[str | torch.device] | str | None
-#: Share of the free host memory for finished results of a stream that wait for their turn, and the bytes for them
-#: where the free memory is unknown.
-WAITING_SHARE, WAITING_BYTES = 0.25, 2 << 30
-
-
-def waiting_room(request: Request) -> int:
-    """Return the bytes for finished results of a stream that wait for their turn."""
-    free = available_ram()
-    room = WAITING_BYTES if free is None else int(WAITING_SHARE * free)
-    return min(room, int(request.ram_gb * GIB)) if request.ram_gb else room
 
 
 def decode(
     vae: Core, devices: Devices, mixed: bool, z: Tensor | Latents, request: Request, into: Target, wanted: range,
-    size: tuple[int, int, int, int], told: Told, plan: Plan | None, seed: int | None,
+    size: tuple[int, int, int, int], callbacks: Callbacks, plan: Plan | None, seed: int | None,
 ) -> Generator[Finished, None, None]:  # fmt: skip
     """Decode latents into frames on the given devices.
 
@@ -60,7 +49,7 @@ def decode(
         into: target of the frames.
         wanted: frames to make, of each clip.
         size: batch, frames, height and width in pixels, for the report.
-        told: callbacks.
+        callbacks: of the caller.
         plan: a plan made before, or None.
         seed: seed of the noise that some decoders add themselves; one device then decodes the clip.
 
@@ -79,12 +68,12 @@ def decode(
 
     samples = functools.partial(call.decoder_samples, z)
     asked = "decoder", into, z.shape[0], wanted, tuple(z.shape[2:]), request
-    yield from _run(vae, devices, mixed, operation, asked, samples, size, told, plan, {"latent": z})
+    yield from _run(vae, devices, mixed, operation, asked, samples, size, callbacks, plan, {"latent": z})
 
 
 def encode(
     vae: Core, devices: Devices, mixed: bool, video: TensorVideo | StreamVideo, request: Request, into: Target,
-    size: tuple[int, int, int], told: Told, plan: Plan | None,
+    size: tuple[int, int, int], callbacks: Callbacks, plan: Plan | None,
 ) -> Generator[Finished, None, None]:  # fmt: skip
     """Encode checked frames into moments [T, h, w, 2C] of each clip, on the given devices.
 
@@ -104,12 +93,12 @@ def encode(
     if isinstance(video, StreamVideo):
         feed = Streamed(vae, video)
     given = {"video": video.all if isinstance(video, TensorVideo) else None}
-    yield from _run(vae, devices, mixed, operation, asked, samples, video.size, told, plan, given, feed)
+    yield from _run(vae, devices, mixed, operation, asked, samples, video.size, callbacks, plan, given, feed)
 
 
 def _run(
     vae: Core, devices: Devices, mixed: bool, operation: Operation, asked: tuple[Any, ...],
-    samples: Callable[[Core], list[Tensor]], size: tuple[int, int, int, int], told: Told, plan: Plan | None,
+    samples: Callable[[Core], list[Tensor]], size: tuple[int, int, int, int], callbacks: Callbacks, plan: Plan | None,
     given: dict[str, Any], feed: Feed = GIVEN,
 ) -> Generator[Finished, None, None]:  # fmt: skip
     """Run a call on one device or share it.
@@ -122,24 +111,24 @@ def _run(
     named = [vae.device] if ranks else _named(vae, devices, mixed)
     half, into, clips, wanted, latents, request = asked
     if not ranks and len(named) == 1:
-        yield from _alone(vae, operation, into, wanted, request, told, plan)
+        yield from _alone(vae, operation, into, wanted, request, callbacks, plan)
         return
     policy = vae.settled(half, samples) if ranks is None or ranks.rank == 0 else None
     report = vae._begin(half[:-1], size)
     if ranks is None:
         asked = half, into, clips, wanted, latents, in_tiles_of(vae, half, latents, request)
-        spread = Spread(on(vae, named), *asked, policy, operation, told, feed)
+        spread = Spread(on(vae, named), *asked, policy, operation, callbacks, feed)
     else:
         _check_alike(vae, ranks, mixed, given, clip=(size, clips, latents), part=wanted, output=request.output)
         shared = (in_tiles_of(vae, half, latents, request), policy) if ranks.rank == 0 else None
         request, policy = ranks.broadcast(shared)
         asked = half, into, clips, wanted, latents, request
-        spread = RankSpread([vae] * ranks.count, *asked, policy, operation, told, feed, ranks)
+        spread = RankSpread([vae] * ranks.count, *asked, policy, operation, callbacks, feed, ranks)
     if into.room is not None:  # a part that is the whole stream would have to be held whole
         alone = spread.alone
         if ranks.broadcast(alone) if ranks else alone:
             if ranks is None or ranks.rank == 0:
-                yield from _alone(vae, operation, into, wanted, request, told, None)
+                yield from _alone(vae, operation, into, wanted, request, callbacks, None)
             return
     yield from _reported(vae, spread.run(report), report)
 
@@ -153,10 +142,11 @@ def _check_alike(vae: Core, ranks: Ranks, mixed: bool, given: dict[str, Any], **
 
 
 def _alone(
-    vae: Core, operation: Operation, into: Target, wanted: range, request: Request, told: Told, plan: Plan | None
-) -> Iterator[Finished]:
-    tick, results = Ticker(told.progress, told.cancel), into.whole(wanted.start)
-    return operation(vae, slice(None), tick, results, wanted, told.on_plan, None, request, made=plan)
+    vae: Core, operation: Operation, into: Target, wanted: range, request: Request, callbacks: Callbacks,
+    plan: Plan | None,
+) -> Iterator[Finished]:  # fmt: skip
+    results, on_plan = into.whole(wanted.start), callbacks.on_plan
+    return operation(vae, slice(None), callbacks.ticker, results, wanted, on_plan, None, request, made=plan)
 
 
 def in_tiles_of(vae: Core, half: str, size: tuple[int, int, int], request: Request) -> Request:

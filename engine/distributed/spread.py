@@ -18,9 +18,9 @@ import torch
 from .. import log
 from ..errors import Cancelled, PlanError
 from ..execution.core import Core
-from ..execution.progress import Cancel, Progress, Ticker
+from ..execution.guard import scoped
+from ..execution.progress import Callbacks, Ticker
 from ..execution.results import Finished, Results, Target
-from ..execution.within import within
 from ..planning.plan import Plan
 from ..planning.shares import in_rounds, leads_of, split
 from ..precision.policy import Policy
@@ -35,19 +35,6 @@ from .parts import DONE, RUNNING, WAITING, Part, describe
 PATIENCE = 120.0
 #: Seconds between two checks of whether the caller cancels.
 PULSE = 0.1
-
-
-@dataclass(frozen=True)
-class Told:
-    """Progress, cancellation and plan callbacks of one call."""
-
-    progress: Progress | None = None
-    cancel: Cancel | None = None
-    on_plan: Callable[[Plan], None] | None = None
-
-    def check(self) -> None:
-        """Raise Cancelled where the caller has cancelled."""
-        Ticker(None, self.cancel).check()
 
 
 class Operation(Protocol):
@@ -75,7 +62,7 @@ class Spread:
     request: Request
     policy: Policy
     operation: Operation
-    told: Told
+    callbacks: Callbacks
     feed: Feed
     #: Wait for devices to finish their chunk when the call is over.
     _patient = True
@@ -102,7 +89,7 @@ class Spread:
             core.sharing, core.planner.walk.launched = self.neighbours, self.threads
         try:
             self.parts = self.first_parts()
-            yield from within(lambda: report.stage(report.operation), self.results())
+            yield from scoped(lambda: report.stage(report.operation), self.results())
         finally:
             for core in self.cores:
                 core.sharing = core.planner.walk.launched = 1
@@ -166,7 +153,7 @@ class Spread:
     def _step(self) -> int:
         """Return the latents per chunk: parts begin where one device's chunks do."""
         try:
-            plan = self.cores[0]._plan(self.half, self.size, self.request, check=self.told.check)
+            plan = self.cores[0]._plan(self.half, self.size, self.request, check=self.callbacks.ticker.check)
             return plan.steps.latents if plan.own is None and plan.steps.latents else 1
         except PlanError:
             return 1
@@ -236,7 +223,7 @@ class Spread:
             for thread in threads:
                 thread.start()
             while self._front < len(self.parts):
-                self.told.check()
+                self.callbacks.ticker.check()
                 self._read()
                 self._listen(pressure)
                 yield from self._turned()
@@ -286,8 +273,8 @@ class Spread:
             wait = False
             if kind == "fatal":
                 raise value
-            if kind == "plan" and self.told.on_plan is not None:
-                self.told.on_plan(value)
+            if kind == "plan" and self.callbacks.on_plan is not None:
+                self.callbacks.on_plan(value)
             elif kind == "pressure":
                 try:
                     pressure()
@@ -298,11 +285,11 @@ class Spread:
                 self._progress()
 
     def _progress(self) -> None:
-        if self.told.progress is not None:
+        if self.callbacks.progress is not None:
             total = len(self.wanted) * self.clips
             made = sum(int((p.end - p.first) * (1.0 if p.state == DONE else p.share)) for p in list(self.parts))
             self._reached = max(self._reached, min(total, made))
-            self.told.progress(self._reached, total)
+            self.callbacks.progress(self._reached, total)
 
     def _ask(self) -> None:
         """Have the caller's thread free memory, and wait until it has."""
@@ -369,7 +356,7 @@ class Spread:
         """Yield the results of a part, made by its device."""
         core, request = self._core(part.device, part.level), self.request
         if part.first:
-            request = behind_a_lead(core, self.half, self.size, request, self.told.check)
+            request = behind_a_lead(core, self.half, self.size, request, self.callbacks.ticker.check)
         try:
             yield from self.operation(
                 core, slice(part.clip, part.clip + 1), tick, results, range(part.first, part.end),

@@ -30,17 +30,14 @@ from ..system.memory import GIB
 from ..tuning import kept as tuning
 from . import clip, own_clip
 from .core import Core
-from .guard import Guard, NonFinite
+from .guard import Guard, NonFinite, scoped
 from .halves import other_half
-from .progress import Ticker
+from .progress import OnPlan, Ticker
 from .results import Finished, Results
 from .video import StreamVideo, TensorVideo
-from .within import within
 
 #: Part of its memory by which a run of plain torch is allowed more.
 MORE = 8
-#: Called with the plan of each attempt before it begins.
-OnPlan = Callable[[Plan], None]
 
 
 def decode(
@@ -180,7 +177,7 @@ def _survive(
                 log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
                 leaner = functools.partial(_leaner, vae, half, request, plan)
                 tries = guard.survive(functools.partial(_attempt, vae, report, attempt, on_plan), first, leaner)
-                last = yield from within(functools.partial(vae._scope, half), tries)
+                last = yield from scoped(functools.partial(vae._scope, half), tries)
             except NonFinite as error:
                 where = error.where
             except Exception as error:
@@ -218,9 +215,9 @@ def _attempt(
     limits = _plain(plan) and enforced(vae.device)
     held = vae._held(half) + vae._plain.gaps(half)
     with Allowance(vae.device, plan.own_bytes, held, limits) as allowance:
-        steps = within(allowance.step, attempt(vae, plan))
+        steps = scoped(allowance.step, attempt(vae, plan))
         # Only the steps are timed: between them the caller works.
-        yield from within(lambda: report.stage(report.operation), steps)
+        yield from scoped(lambda: report.stage(report.operation), steps)
 
 
 def _plain(plan: Plan) -> bool:

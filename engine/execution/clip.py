@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ..network.steps import UNKNOWN, Latents, chunk_end, frames_of
 from ..planning.plan import Plan
-from .guard import Guard
+from .guard import Guard, scoped
 from .passes import Clips, Cut, Emit, Half, Part, Pass, Span, Video
 from .results import Results
 from .staging import StagedWriter
-from .within import within
 
 
 def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:
@@ -42,7 +41,7 @@ def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, w
     if not plan.tiled:
         whole = half.whole(clips)
         most = plan.steps.frames or half.temporal * plan.steps.latents
-        yield from within(whole.aside, _whole(half, whole, clips, cut, results, most))
+        yield from scoped(whole.aside, _whole(half, whole, clips, cut, results, most))
         return
     low, tile = half.low(clips), half.tile(clips)
     for clip, index, first, end in clips.unfinished(results):
@@ -80,7 +79,7 @@ def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard,
 
     if not plan.tiled:
         whole = half.whole(clips)
-        yield from within(whole.aside, _whole(half, whole, clips, cut, results, plan.steps.latents))
+        yield from scoped(whole.aside, _whole(half, whole, clips, cut, results, plan.steps.latents))
         return
     low, tile = half.low(clips), half.tile(clips)
     for clip, index, first, end in clips.unfinished(results):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +14,9 @@ from torch import Tensor, nn
 from .. import log
 from ..archs import Architecture, colours_of
 from ..calibration.mixed import Mixed
-from ..checkpoints.source import Source, widened
-from ..errors import InputError, NonFiniteError
-from ..kernels.probe import from_kernels
-from ..kernels.targets import Target, using
+from ..checkpoints.source import Source
+from ..errors import InputError
+from ..kernels.targets import Target
 from ..options import DEFAULTS, Options, unavailable, unused
 from ..planning.budget import Limits, Machine
 from ..planning.choice import Choices
@@ -27,27 +25,25 @@ from ..planning.make import make_planner, mode_here, switched_off
 from ..planning.plain_walk import Torch
 from ..planning.plan import Plan
 from ..precision.policy import Policy
-from ..report import Report
 from ..request import Request
 from ..runtime.kept import KEPT
 from ..runtime.pinned import POOL
-from ..runtime.pressure import out_of_memory
-from ..runtime.scope import scoped_math
 from ..system.devices import empty_host_cache, numbered
 from ..tuning import kept
-from .guard import SAFER
 from .halves import FusedHalves, PlainHalves, other_half
-from .identity import Following
 from .own_clip import OwnHalf
 from .own_halves import OwnHalves
 from .passes import Half
+from .rescue import Rescue
+
+T = TypeVar("T", bound="Core")
 
 
 def no_check() -> None:
     """Never cancel: for the raw pair and for plans made outside a call."""
 
 
-class Core(Following):
+class Core(Rescue):
     """Weights in one precision on one device, under one set of options: the object that calls (call.py) work with."""
 
     def __init__(
@@ -203,11 +199,6 @@ class Core(Following):
             vae._settle(half, lambda *there: samples(vae, *there))
             return vae._mixed.policy(half)
 
-    def asks(self) -> Callable[[], None] | None:
-        """Return `on_pressure`; in the threads of several devices, the callback that goes by way of the caller's
-        thread."""
-        return getattr(self._own, "asks", self.on_pressure)
-
     def release(self) -> int:
         """Free the memory that only makes the next run start sooner: graphs, packed weights, copies on other devices
         and page-locked host memory, torch's own included. Return the bytes of the packed weights."""
@@ -299,100 +290,18 @@ class Core(Following):
         self.follow()
         timed = self._timed
         if timed is None or timed[0] != timestep:
-            other = copy.copy(self)
-            other._separate()
-            other.model = other._loaded = copy.deepcopy(self.model, {id(p): p for p in self.model.parameters()})
-            for module in other.model.modules():
+            model = copy.deepcopy(self.model, {id(p): p for p in self.model.parameters()})
+            for module in model.modules():
                 if getattr(module, "timestep", None) is not None:
                     module.timestep = timestep
-            other._identify()
-            other._use(self._options)
-            timed = self._timed = timestep, other
+            timed = self._timed = timestep, self._with_model(model)
         return timed[1]  # another thread may have replaced `_timed` by now
 
-    # -- calls --------------------------------------------------------------------------------------------------------
-
-    def _separate(self) -> None:
-        """Give this object its own copy of everything that calls write to."""
-        #: Copies of this VAE on other devices, by device and number on it.
-        self._copies: dict[tuple[torch.device, int], Core] = {}
-        #: The number of runs that share this machine's memory, each on its device.
-        self.sharing = 1
-        #: Held by the call that uses the packed weights, plans and graphs.
-        self._busy = threading.Lock()
-        self._own = threading.local()
-        #: The latest VAE that `at` made, with its timestep.
-        self._timed: tuple[float, Core] | None = None
-        self._latest: Report | None = None
-
-    @property
-    def last_report(self) -> Report | None:
-        """Return the report of this thread's latest decode or encode, or where it has had none, of any thread's. It is
-        filled from the start of a run on; None before the first."""
-        return getattr(self._own, "report", self._latest)
-
-    @contextmanager
-    def _claimed(self) -> Iterator[Core]:
-        """Yield this VAE for one call. Where another call has it, in any thread, yield one with the same weights that
-        packs and plans for itself: calls share nothing that they write to, and none waits for another."""
-        if self._busy.acquire(blocking=False):
-            try:
-                self._follow()
-                if self._mixed.mode.kind and self.architecture.own is None and self.fused() is None:
-                    self._use(self._options)  # another VAE has found that the kernels fail: no 8 bit without them
-                yield self
-            finally:
-                self._busy.release()
-        else:
-            other = copy.copy(self)
-            if not self._made_of.holds(self.model, self.patches):
-                other._identify()
-            other._use(self._options)
-            yield other
-
-    @contextmanager
-    def _scope(self, half: str = "") -> Iterator[None]:
-        """Apply the options to torch's settings, and choose a component's kernels, for the duration of its run."""
-        o = self._options
-        math = scoped_math(self.device, tf32=o.tf32, cudnn_benchmark=o.cudnn_benchmark,
-                           flash_attention=o.flash_attention)  # fmt: skip
-        with math, using(self.kernels(half) if half else None):
-            yield
-
-    def _begin(self, operation: str, clip: tuple[int, int, int, int]) -> Report:
-        """Start the report of a run; clip: batch, frames, height and width in pixels."""
-        name = f" ({torch.cuda.get_device_name(self.device)})" if self.device.type == "cuda" else ""
-        return self._tell(Report(operation, clip, self.arch, self.precision, f"{self.device}{name}"))
-
-    def _tell(self, report: Report) -> Report:
-        """Make `report` the last one."""
-        self._own.report = self._latest = report
-        return report
-
-    def _without_kernels(self, half: str, error: Exception) -> bool:
-        """Switch the failed kernels off on this device, for this and all later calls, and return True, if `error` is
-        theirs and other kernels or plain torch can run the component without them."""
-        if self.fused() is None or not from_kernels(error) or out_of_memory(error):
-            return False
-        if not self._choices.give_up(half, error) or (self.kernels(half) is None and self.fused() is not None):
-            return False
-        self._release_here()
-        self._use(self._options)
-        return True
-
-    def _safer(self, where: str) -> Core:
-        """Return this VAE without approximations or, if it has none, in the type of the next wider range, after a run
-        in which `where` was not finite. Raises NonFiniteError where there is none."""
-        exact = self._mixed.mode.plain
-        if exact and self.dtype not in SAFER:
-            raise NonFiniteError(f"{where} came out as NaN or Inf in {self.precision}: weights or latent are damaged")
-        dtype, name = SAFER[self.dtype] if exact else (self.dtype, self._float)
-        log.warn(f"{where} came out as NaN or Inf in {self.precision}; going on from there in {name}")
-        self._release_here()
+    def _with_model(self: T, model: nn.Module) -> T:
+        """Return a copy of this VAE with another model and nothing packed."""
         other = copy.copy(self)
-        other.asked, other._float, other.dtype = name, name, dtype
-        if exact:
-            other.model = widened(self._loaded, self.source, dtype)
-            other._identify()
-        other._use(self._options.switched(off=["fp8"]))
+        other._separate()
+        other.model = other._loaded = model
+        other._identify()
+        other._use(self._options)
         return other

@@ -9,6 +9,7 @@ import gc
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterator
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import torch
@@ -26,6 +27,7 @@ from ..system.memory import in_gb
 from .progress import Ticker
 
 T = TypeVar("T")
+R = TypeVar("R")
 #: Type of the next wider range for values that overflow, and its name as a precision. fp32 has none.
 SAFER = {torch.float16: (torch.bfloat16, "bf16"), torch.bfloat16: (torch.float32, "fp32")}
 
@@ -213,3 +215,21 @@ class Guard:
 
 def _no_plan() -> None:
     """Return no leaner plan, outside of `survive`."""
+
+
+def scoped(
+    context: Callable[[], AbstractContextManager[object]], steps: Generator[T, None, R]
+) -> Generator[T, None, R]:
+    """Run each step of `steps`, and its end, inside a `context()` of its own, which is left between them: it does not
+    affect the code that takes what is yielded."""
+    try:
+        while True:
+            with context():
+                try:
+                    item = next(steps)
+                except StopIteration as end:
+                    return end.value
+            yield item
+    finally:
+        with context():
+            steps.close()

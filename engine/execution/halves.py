@@ -5,35 +5,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from ..archs import Architecture
-from ..kernels.conv3d.tuned import version
-from ..network.fused import Emit, FusedDecoder, FusedEncoder, fuse
+from ..network.fused import FusedDecoder, FusedEncoder, fuse
 from ..network.hosted import lent, moving, moving_bytes
 from ..network.plain import Half, Network
-from ..network.program import Program
 from ..network.steps import Steps
 from ..network.stream import decode_features, decode_frames, encode_features, encode_moments
 from ..options import Options
 from ..planning.besides import reserved_for
 from ..planning.fused_walk import FusedWalk
-from ..planning.plan import why_none
 from ..precision.policy import Policy
 from ..precision.prepared import gathered, load, recipe, save
 from ..precision.store import Store
-from ..runtime.pixels import to_unit
-from ..runtime.run import Run
 from ..system.devices import empty_device_cache
-from .fused_pass import FusedPass
-from .passes import Clips, Part
+from .fused_pass import FusedHalf
 from .plain_pass import PlainHalf
-from .reuse import Runs, allocated
-from .staging import StagedReader
+from .reuse import Runs
 
 
 def other_half(half: str) -> str:
@@ -130,134 +121,6 @@ class FusedHalves:
 
     def _pack(self, half: str, model: Network) -> FusedDecoder | FusedEncoder:
         return fuse(getattr(model, half), self._dtype, self._options, self._walk.operands(half), self._device)
-
-
-class FusedHalf:
-    """A packed component as clips go through it (execution/clip.py)."""
-
-    def __init__(
-        self, network: FusedDecoder | FusedEncoder, program: Program, runs: Runs, architecture: Architecture,
-        options: Options, scale: float, device: torch.device,
-    ) -> None:  # fmt: skip
-        self.program = program
-        self.spatial, self.temporal = architecture.spatial, architecture.temporal
-        self.ahead = options.overlap
-        self._network = network
-        self._runs = runs
-        self._graphs = options.cuda_graphs
-        self._scale = scale
-        self._device = device
-        self._reader = StagedReader(device, self.ahead)
-
-    def whole(self, clips: Clips) -> FusedPass:
-        """Return the pass over clips in whole frames."""
-        network, plan, steps = self._network, clips.plan, clips.plan.steps
-        parking = plan.parking and replace(plan.parking, prefetch=self.ahead)
-        size, ends = (steps.latents, clips.height, clips.width, steps.frames), {}
-        clip = clips.latents if network.gathers else 0
-        if isinstance(network, FusedDecoder):
-            size = *size, clips.dtype, self._device
-            if network.gathers:
-                ends["before"] = functools.partial(_spread, network)
-
-            def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:
-                network.chunk(run, z, steps.frames, clips.dtype, emit, ends)
-
-            def replay(run: Run, z: Tensor) -> Tensor:
-                return network.whole_chunk(run, steps.frames, clips.dtype, z)
-        else:
-            size = *size, self._device
-            if network.gathers:
-                ends["after"] = functools.partial(_collect, network, clips)
-
-            def step(run: Run, video: Tensor, emit: Emit, ends: bool) -> None:
-                moments = network.chunk(run, video, steps.frames)
-                if not run.dry and moments is not None:
-                    emit(moments)
-
-            def replay(run: Run, video: Tensor) -> Tensor:
-                return network.chunk(run, video, steps.frames)
-
-        load = self._latents if isinstance(network, FusedDecoder) else self._video
-        return FusedPass(
-            network, clips,
-            lambda: self._runs.run(
-                lambda: network.plan(*size, parking, clip), network,
-                (*size, clip, version(self._device)),
-                plan, clips.guard,
-            ),
-            load, step, replay, lambda: self._runs.aside(plan, self._device), **ends,
-        )  # fmt: skip
-
-    def low(self, clips: Clips) -> FusedPass:
-        """Return the pass through a decoder's first part, before its tiles, in whole frames and without graphs."""
-        self._runs.no_graphs = why_none(self._graphs, clips.plan, self._runs.rate)
-        network, steps = self._network, clips.plan.steps
-        whole = clips.latents if network.gathers else steps.latents
-        run = network.plan_front(whole, clips.height, clips.width, self._device)
-        front, alone = slice(network.front), self._alone(run, clips)
-
-        def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:
-            if not network.gathers:
-                network.front_chunk(run, z, emit)
-            elif z.shape[0] == clips.latents:  # the first part is the whole clip
-                network.front_chunk(run, z, functools.partial(_in_parts, steps, emit))
-
-        before = (lambda run, z, part: z) if network.gathers else None
-        return FusedPass(network, clips, alone, self._latents, step, steps=front, before=before)
-
-    def tile(self, clips: Clips) -> FusedPass:
-        """Return the pass through a decoder's part in blended tiles, without graphs."""
-        grid, steps, network = clips.plan.grid, clips.plan.steps, self._network
-        run = network.plan_tile(steps.latents, grid.rows.size, grid.cols.size, steps.frames, self._device)
-
-        def step(run: Run, x: Tensor, emit: Emit, ends: bool) -> None:
-            network.tile_chunk(run, x, steps.frames, emit)
-
-        behind = slice(network.front, None)
-        return FusedPass(network, clips, self._alone(run, clips), self._features, step, steps=behind)
-
-    def _alone(self, run: Run, clips: Clips) -> Callable[[], AbstractContextManager[tuple[Run, None]]]:
-        """Return the memory of a run without graphs."""
-
-        @contextmanager
-        def memory() -> Iterator[tuple[Run, None]]:
-            with allocated(run, clips.guard):
-                yield run, None
-
-        return memory
-
-    def _latents(self, part: Tensor) -> Tensor:
-        """Read latents [C, n, h, w] as [n, h, w, C] float32 on the device, unscaled."""
-        return self._reader.read(part).permute(1, 2, 3, 0).float() / self._scale
-
-    def _video(self, part: Tensor) -> Tensor:
-        """Read frames [F, H, W, 3] as -1..1 on the device."""
-        return to_unit(self._reader.read(part))
-
-    def _features(self, part: Tensor) -> Tensor:
-        """Copy the part, because `tile_chunk` overwrites it."""
-        return torch.empty(part.shape, dtype=part.dtype, device=self._device).copy_(part)
-
-
-def _spread(network: FusedDecoder, run: Run, z: Tensor, part: Part) -> Tensor:
-    """Return the features of a part. z: its latents, or with the first part those of the whole clip."""
-    if part.first == 0:
-        network.gather(run, z)
-    return run.gathered[part.first : part.end]
-
-
-def _collect(network: FusedEncoder, clips: Clips, run: Run, features: Tensor, part: Part, emit: Emit) -> None:
-    """Store a part's features with those of the clip; with the last part emit all moments of the clip."""
-    run.gathered[part.first : part.end].copy_(features)
-    if part.end == clips.latents:
-        network.gather(run, functools.partial(_in_parts, clips.plan.steps, emit))
-
-
-def _in_parts(steps: Steps, emit: Emit, results: Tensor) -> None:
-    """Emit a clip's results chunk by chunk."""
-    for first, end in steps.spans(len(results)):
-        emit(results[first:end])
 
 
 class PlainHalves:

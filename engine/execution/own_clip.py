@@ -13,12 +13,11 @@ from ..kernels.observe import observed
 from ..network.own_tiles import OwnTiles, Section, Span
 from ..network.steps import UNKNOWN, Latents
 from ..planning.plan import Plan
-from .guard import Guard
+from .guard import Guard, scoped
 from .passes import Video
 from .regions import RegionWriter
 from .results import Results
 from .staging import StagedReader, StagedWriter
-from .within import within
 
 #: Layout by which finished results are counted: there is no other way of tiling.
 LAYOUT = "its own tiles"
@@ -68,7 +67,7 @@ def decode(
 
     Yields: the number of latents, before each batch of tiles.
     """
-    yield from within(half.aside, _decode(half, z, plan, results, guard, wanted))
+    yield from scoped(half.aside, _decode(half, z, plan, results, guard, wanted))
 
 
 def _decode(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..errors import Cancelled
+from ..planning.plan import Plan
 
 #: progress(done, total) is called after each chunk; cancel() returns True to stop.
 Progress = Callable[[int, int], None]
 Cancel = Callable[[], bool]
+#: Called with the plan of each attempt before it begins.
+OnPlan = Callable[[Plan], None]
 
 
 class Ticker:
@@ -51,3 +55,16 @@ class Ticker:
             self._progress(done, self._total)
         self._done = done
         return True
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Progress, cancellation and plan callbacks of one call."""
+
+    progress: Progress | None = None
+    cancel: Cancel | None = None
+    on_plan: OnPlan | None = None
+
+    @property
+    def ticker(self) -> Ticker:
+        return Ticker(self.progress, self.cancel)

@@ -10,6 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..network.program import Program
+from ..system.memory import GIB, available_ram
+
+#: The fewest results that a stream in blended tiles makes at once.
+BLOCK = 16
+#: Share of the free host memory for finished results of a stream that wait for their turn, and the bytes for them
+#: where the free memory is unknown.
+WAITING_SHARE, WAITING_BYTES = 0.25, 2 << 30
+
 
 class Finished(NamedTuple):
     """Results [first, first + n) of a clip, in host memory."""
@@ -204,3 +213,20 @@ class Kept(Target):
 
     def part(self, clip: int, first: int) -> Results:
         return Landed(self._out[clip : clip + 1], self._first, first)
+
+
+def waiting_room(ram_gb: float) -> int:
+    """Return the bytes for finished results of a stream that wait for their turn; at most `ram_gb`, where that is not
+    0."""
+    free = available_ram()
+    room = WAITING_BYTES if free is None else int(WAITING_SHARE * free)
+    return min(room, int(ram_gb * GIB)) if ram_gb else room
+
+
+def block_of(program: Program) -> int:
+    """Return how many results a stream in blended tiles makes at once; 0: all, where each result depends on all.
+
+    A block has no fewer results than each of them depends on, so that computing those dependencies alone does not take
+    longer than the results."""
+    reach = sum(program.reach)
+    return 0 if math.isinf(reach) else max(math.ceil(reach * program.rate), BLOCK)

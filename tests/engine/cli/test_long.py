@@ -202,7 +202,7 @@ def test_an_mp4_of_an_interrupted_run_goes_on(place, monkeypatch, capsys):
 
 def test_several_devices_resume(place, monkeypatch, capsys):
     monkeypatch.setattr("zerowaste_vae.engine.planning.shares.Leads.__call__", lambda self, first: 0.1 * bool(first))
-    monkeypatch.setattr("zerowaste_vae.engine.distributed.several.waiting_room", lambda _: 3 * 4 * 3 * (16 * 32))
+    monkeypatch.setattr("zerowaste_vae.engine.vae.waiting_room", lambda _: 3 * 4 * 3 * (16 * 32))
     assert place("decode", "l.safetensors", "whole", "--chunk", 1) == 0
     with monkeypatch.context() as patch:
         interrupt(patch, PngWriter, 9)

@@ -1,0 +1,84 @@
+"""State of a VAE's calls: who has its packed weights and plans, its last report, and torch's settings meanwhile."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from ..kernels.targets import using
+from ..report import Report
+from ..runtime.scope import scoped_math
+from .identity import Following
+
+T = TypeVar("T", bound="Calls")
+
+
+class Calls(Following):
+    """Base of Core, which sets the attributes that are not declared here."""
+
+    def asks(self) -> Callable[[], None] | None:
+        """Return `on_pressure`; in the threads of several devices, the callback that goes by way of the caller's
+        thread."""
+        return getattr(self._own, "asks", self.on_pressure)
+
+    def _separate(self) -> None:
+        """Give this object its own copy of everything that calls write to."""
+        #: Copies of this VAE on other devices, by device and number on it.
+        self._copies: dict[tuple[torch.device, int], Calls] = {}
+        #: The number of runs that share this machine's memory, each on its device.
+        self.sharing = 1
+        #: Held by the call that uses the packed weights, plans and graphs.
+        self._busy = threading.Lock()
+        self._own = threading.local()
+        #: The latest VAE that `at` made, with its timestep.
+        self._timed: tuple[float, Calls] | None = None
+        self._latest: Report | None = None
+
+    @property
+    def last_report(self) -> Report | None:
+        """Return the report of this thread's latest decode or encode, or where it has had none, of any thread's. It is
+        filled from the start of a run on; None before the first."""
+        return getattr(self._own, "report", self._latest)
+
+    @contextmanager
+    def _claimed(self: T) -> Iterator[T]:
+        """Yield this VAE for one call. Where another call has it, in any thread, yield one with the same weights that
+        packs and plans for itself: calls share nothing that they write to, and none waits for another."""
+        if self._busy.acquire(blocking=False):
+            try:
+                self._follow()
+                if self._mixed.mode.kind and self.architecture.own is None and self.fused() is None:
+                    self._use(self._options)  # another VAE has found that the kernels fail: no 8 bit without them
+                yield self
+            finally:
+                self._busy.release()
+        else:
+            other = copy.copy(self)
+            if not self._made_of.holds(self.model, self.patches):
+                other._identify()
+            other._use(self._options)
+            yield other
+
+    @contextmanager
+    def _scope(self, half: str = "") -> Iterator[None]:
+        """Apply the options to torch's settings, and choose a component's kernels, for the duration of its run."""
+        o = self._options
+        math = scoped_math(self.device, tf32=o.tf32, cudnn_benchmark=o.cudnn_benchmark,
+                           flash_attention=o.flash_attention)  # fmt: skip
+        with math, using(self.kernels(half) if half else None):
+            yield
+
+    def _begin(self, operation: str, clip: tuple[int, int, int, int]) -> Report:
+        """Start the report of a run; clip: batch, frames, height and width in pixels."""
+        name = f" ({torch.cuda.get_device_name(self.device)})" if self.device.type == "cuda" else ""
+        return self._tell(Report(operation, clip, self.arch, self.precision, f"{self.device}{name}"))
+
+    def _tell(self, report: Report) -> Report:
+        """Make `report` the last one."""
+        self._own.report = self._latest = report
+        return report
