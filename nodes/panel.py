@@ -14,7 +14,7 @@ import torch
 
 from ..engine import InputError, PlanError, log
 from ..engine.archs import Architecture, by_file, colours_of
-from ..engine.distributed.kinds import resolve
+from ..engine.distributed.devices import resolve
 from ..engine.errors import Cancelled, ZeroWasteError
 from ..engine.kernels.cards import AUTO, CHOICES
 from ..engine.loader import NAMES, PRECISIONS, auto_precision

@@ -298,8 +298,8 @@ class Job:
         """Return a hash of all that the bits of frames depend on, which an unfinished file and its rest must share."""
         import torch
 
-        from ..distributed.alike import of_bits, of_file
-        from ..distributed.kinds import kind_of
+        from ..distributed.consistency import of_bits, of_file
+        from ..distributed.devices import kind_of
         from ..kernels.conv3d.tuned import table
 
         args, vae = self.args, self.vae

@@ -147,7 +147,7 @@ def check_alike(args: argparse.Namespace, ranks: Ranks | None, vae: VideoVAE, **
     """Check before anything is written that all ranks have the same VAE, options that change bits, norm groups and
     input files (by the names that an error shows). Raises InputError on all ranks."""
     if ranks is not None:
-        from ..distributed.alike import of_bits, of_file
+        from ..distributed.consistency import of_bits, of_file
 
         ranks.check_same(VAE=of_file(vae.path), options=of_bits(vae), norm_groups=args.norm_groups,
                          **{name: of_file(path) for name, path in files.items()})  # fmt: skip

@@ -23,7 +23,7 @@ from ..errors import Cancelled, InputError, PlanError, ZeroWasteError
 from ..execution.progress import Ticker
 from ..execution.results import Finished, Results
 from ..report import Report
-from .kinds import kind_of, of_a_device, relative, same_kind, seconds
+from .devices import kind_of, of_a_device, relative, same_kind, seconds
 from .parts import Part
 from .spread import Spread
 from .watch import Watch, end

@@ -23,10 +23,9 @@ from ..network.tiles import grid
 from ..planning.plan import Plan
 from ..report import Report
 from ..request import OVERLAP, Request
-from .alike import of_bits, of_contents, of_file, of_network
-from .copies import on
-from .feed import GIVEN, Feed, Streamed
-from .kinds import kind_of, resolve, same_kind
+from .consistency import of_bits, of_contents, of_file, of_network
+from .devices import copies_on, kind_of, resolve, same_kind
+from .parts import GIVEN, Feed, Streamed
 from .ranks import Ranks, RankSpread
 from .spread import Operation, Spread
 
@@ -117,7 +116,7 @@ def _run(
     report = vae._begin(half[:-1], size)
     if ranks is None:
         asked = half, into, clips, wanted, latents, in_tiles_of(vae, half, latents, request)
-        spread = Spread(on(vae, named), *asked, policy, operation, callbacks, feed)
+        spread = Spread(copies_on(vae, named), *asked, policy, operation, callbacks, feed)
     else:
         _check_alike(vae, ranks, mixed, given, clip=(size, clips, latents), part=wanted, output=request.output)
         shared = (in_tiles_of(vae, half, latents, request), policy) if ranks.rank == 0 else None

@@ -26,10 +26,8 @@ from ..planning.shares import in_rounds, leads_of, split
 from ..precision.policy import Policy
 from ..report import Report
 from ..request import Request
-from .chunks import behind_a_lead
-from .feed import Feed
-from .kinds import measured, of_a_device
-from .parts import DONE, RUNNING, WAITING, Part, describe
+from .devices import measured, of_a_device
+from .parts import DONE, RUNNING, WAITING, Feed, Part, behind_a_lead, describe
 
 #: Seconds that devices get to finish their chunk when the call is over for another reason.
 PATIENCE = 120.0

@@ -1,4 +1,6 @@
-"""Supervision of torchrun's ranks: one that is lost or stands still ends the others, with a line that names it."""
+"""Supervision of torchrun's ranks: one that is lost or stands still ends the others, with a line that names it.
+
+torch's own timeouts name no rank, and cannot tell a chunk that takes long from a process that stands still."""
 
 from __future__ import annotations
 
@@ -35,6 +37,7 @@ class Watch(threading.Thread):
         super().__init__(name="zerowaste watches ranks", daemon=True)
         self._rank, self._peers = rank, list(range(1, count)) if rank == 0 else [0]
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * SILENCE))
+        self._silence = 2 * SILENCE if rank else SILENCE
         self._leaving, self._since = threading.Event(), (0.0, 0.0)
         self.lost: str | None = None
         self._left: list[int] = []
@@ -82,7 +85,7 @@ class Watch(threading.Thread):
             if not self._rank:
                 self._say(peer)
         except (RuntimeError, ValueError) as error:
-            gone = f"has said nothing for {SILENCE:g} s" if "imed out" in str(error) else "has ended"
+            gone = f"has said nothing for {self._silence:g} s" if "imed out" in str(error) else "has ended"
             self.lost = self.lost or f"rank {peer} {gone}"
             return
         if leaves:
@@ -99,7 +102,7 @@ class Watch(threading.Thread):
 
     def _hear(self, peer: int) -> list[float]:
         state = torch.empty(3, dtype=torch.float64)
-        dist.irecv(state, peer, group=self._group).wait(timedelta(seconds=SILENCE if self._rank == 0 else 2 * SILENCE))
+        dist.irecv(state, peer, group=self._group).wait(timedelta(seconds=self._silence))
         return state.tolist()
 
 

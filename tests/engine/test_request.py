@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from zerowaste_vae import InputError
-from zerowaste_vae.engine.distributed.kinds import resolve
+from zerowaste_vae.engine.distributed.devices import resolve
 from zerowaste_vae.engine.media.latents import write_latent
 from zerowaste_vae.engine.media.mp4 import write_mp4
 from zerowaste_vae.engine.media.pngs import write_png, write_png_folder

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, VideoVAE, load
-from zerowaste_vae.engine.distributed import kinds
-from zerowaste_vae.engine.distributed.copies import on
-from zerowaste_vae.engine.distributed.kinds import resolve
+from zerowaste_vae.engine.distributed import devices
+from zerowaste_vae.engine.distributed.devices import copies_on, resolve
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.execution import call
 from zerowaste_vae.engine.execution.results import Landed
@@ -179,27 +178,27 @@ def test_which_devices(vae, monkeypatch):
 
 def test_devices_of_different_kinds_are_asked_for(caplog):
     named = [("cuda:0", "a"), ("cuda:1", "a"), ("cuda:2", "b")]
-    kinds.same_kind(named[:2], False)
+    devices.same_kind(named[:2], False)
     with pytest.raises(InputError, match="cuda:0 is a and cuda:2 is b"):
-        kinds.same_kind(named, False)
-    kinds.same_kind(named, True)
+        devices.same_kind(named, False)
+    devices.same_kind(named, True)
     assert "cuda:0 is a and cuda:2 is b: a part" in caplog.text
 
 
 def test_rates_are_measured_where_kinds_differ(vae, monkeypatch):
-    monkeypatch.setattr(kinds, "_SIDE", 64)
-    assert kinds.measured([vae, vae]) == [1.0, 1.0]
+    monkeypatch.setattr(devices, "_SIDE", 64)
+    assert devices.measured([vae, vae]) == [1.0, 1.0]
     names = iter("aabbaabb")
-    monkeypatch.setattr(kinds, "kind_of", lambda _: next(names))
-    assert max(kinds.measured([vae, vae])) == 1.0
+    monkeypatch.setattr(devices, "kind_of", lambda _: next(names))
+    assert max(devices.measured([vae, vae])) == 1.0
 
 
 def test_weights_are_copied_once(vae, noise):
-    one, two, three = on(vae, [CPU, CPU, CPU])
+    one, two, three = copies_on(vae, [CPU, CPU, CPU])
     assert one is vae and two is not three and two.model is vae.model
-    assert on(vae, [CPU, CPU])[1] is two
+    assert copies_on(vae, [CPU, CPU])[1] is two
     vae.release()
-    assert on(vae, [CPU, CPU])[1] is not two
+    assert copies_on(vae, [CPU, CPU])[1] is not two
 
 
 def test_what_fits_on_none_is_refused(small, noise):

@@ -10,7 +10,7 @@ import torch
 from zerowaste_vae import VideoVAE, load
 from zerowaste_vae.engine.archs import minimax_h3
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.distributed.copies import on
+from zerowaste_vae.engine.distributed.devices import copies_on
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.execution import halves
 from zerowaste_vae.engine.network.hosted import moving_bytes
@@ -119,7 +119,7 @@ def test_a_transformers_plans_count_what_it_has_besides_its_layers():
 
 def test_several_devices_share_waiting_weights(on_gpu):
     vae = on_gpu()
-    first, second, again = on(vae, [GPU, OTHER, OTHER])
+    first, second, again = copies_on(vae, [GPU, OTHER, OTHER])
     assert first is vae and second.model is vae.model is again.model
     assert second.device == OTHER and second._fused is not vae._fused is not again._fused
     vae.release()

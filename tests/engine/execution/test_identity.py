@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from zerowaste_vae import load
-from zerowaste_vae.engine.distributed.alike import of_network
+from zerowaste_vae.engine.distributed.consistency import of_network
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.precision.digest import of_network as digest_of
 from zerowaste_vae.engine.runtime import graphs

@@ -1,7 +1,7 @@
 """Chunks of parts that begin within a clip."""
 
 import pytest
-from zerowaste_vae.engine.distributed.chunks import LATENTS_WITH_LEAD, behind_a_lead
+from zerowaste_vae.engine.distributed.parts import LATENTS_WITH_LEAD, behind_a_lead
 from zerowaste_vae.engine.request import Request
 
 

@@ -1,7 +1,9 @@
-"""Devices that share a call: their names, kinds and relative speeds, and errors that only concern one of them."""
+"""Devices that share a call: their names, kinds and relative speeds, the VAE's copies on them, and errors that concern
+one of them alone."""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterable, Sequence
 
@@ -11,6 +13,7 @@ from .. import log
 from ..errors import InputError, PlanError, ZeroWasteError
 from ..execution.core import Core
 from ..kernels.targets import ways
+from ..network.hosted import staying
 from ..system.devices import synchronize
 
 #: Rows and columns of the matrices whose product is timed, and the number of products.
@@ -118,3 +121,37 @@ def of_a_device(error: Exception) -> bool:
     if isinstance(error, ZeroWasteError):
         return isinstance(error, PlanError)
     return isinstance(error, RuntimeError | MemoryError)
+
+
+def copies_on(vae: Core, devices: Sequence[torch.device]) -> list[Core]:
+    """Return the VAE for each of the devices.
+
+    Copies stay until its `release` or `release_copies`, or until its weights change."""
+    out: list[Core] = []
+    vae.follow()
+    for device in devices:
+        place = device, sum(o.device == device for o in out)
+        if place == (vae.device, 0):
+            out.append(vae)
+            continue
+        if place not in vae._copies:
+            vae._copies[place] = _copied(vae, device)
+        vae._copies[place].options = vae.options
+        out.append(vae._copies[place])
+    return out
+
+
+def _copied(vae: Core, device: torch.device) -> Core:
+    other = copy.copy(vae)
+    other._separate()
+    other.device, other.on_pressure = device, None
+    there = next((c for c in (vae, *vae._copies.values()) if c.home == other.home), None)
+    if there is None:
+        shared = {id(p): p for p in staying(vae.model)}
+        other.model = other._loaded = copy.deepcopy(vae.model, shared).to(device)
+        other._identify()
+        other.store = vae.store  # the same weights
+    else:
+        other.model, other._loaded, other._made_of = there.model, there._loaded, there._made_of
+    other._use(vae.options)
+    return other

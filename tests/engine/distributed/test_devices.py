@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from zerowaste_vae import InputError, load
-from zerowaste_vae.engine.distributed import kinds
-from zerowaste_vae.engine.distributed.alike import of_bits
+from zerowaste_vae.engine.distributed import devices
+from zerowaste_vae.engine.distributed.consistency import of_bits
 from zerowaste_vae.engine.kernels.prebuilt import library as sets
 from zerowaste_vae.engine.kernels.targets import capabilities, prebuilt, without_kernels
 
@@ -36,13 +36,13 @@ def test_gpus_of_one_name_with_other_kernels_are_of_another_kind(contents, monke
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     plain = without_kernels("a GPU", 90, ["no"])
     here = {FIRST: [prebuilt("a GPU", 90, "A"), plain], SECOND: [prebuilt("a GPU", 90, "A"), plain]}
-    monkeypatch.setattr(kinds, "ways", lambda device, asked: here[device])
-    both = lambda: [(device, kinds.kind_of(device, "auto")) for device in here]  # noqa: E731
-    kinds.same_kind(both(), mixed=False)
+    monkeypatch.setattr(devices, "ways", lambda device, asked: here[device])
+    both = lambda: [(device, devices.kind_of(device, "auto")) for device in here]  # noqa: E731
+    devices.same_kind(both(), mixed=False)
     here[SECOND] = [prebuilt("a GPU", 90, "C"), plain]
     with pytest.raises(InputError, match=r"a GPU \(A a1, plain\) and cuda:1 is a GPU \(C c1, plain\)"):
-        kinds.same_kind(both(), mixed=False)
-    assert kinds.kind_of(FIRST) == kinds.kind_of(SECOND) == "a GPU"  # equally fast
+        devices.same_kind(both(), mixed=False)
+    assert devices.kind_of(FIRST) == devices.kind_of(SECOND) == "a GPU"  # equally fast
 
 
 def test_what_runs_counts_and_not_what_was_asked_for(contents, vae_file):
