@@ -6,7 +6,7 @@ import copy
 import functools
 import json
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -32,14 +32,28 @@ from .reports import Outcome, needing_gguf
 from .services import offload_device
 from .settings import DEFAULT_OVERLAP, Settings
 
+CONVERTED = (
+    "another node's VAE: the engine runs it on a copy of its weights, kept as long as that VAE is; "
+    "Zero-Waste VAE Optimize gives it a precision and optimisations of its own"
+)
+UNKNOWN = "ComfyUI's own code, because the engine does not know this network"
+CHANGED = "ComfyUI's own code, because another node has changed this VAE"
+
 
 def from_file(path: Path, precision: str, norm_groups: int | None, settings: Settings, name: str = "") -> EngineVAE:
     """Return the VAE of a .safetensors or .gguf file, listed under `name`."""
 
-    stamp = _stamp(path)
+    def stamp() -> tuple[int, int] | None:
+        try:
+            stat = path.stat()
+        except OSError:  # reading it reports the error
+            return None
+        return stat.st_mtime_ns, stat.st_size
+
+    begun = stamp()
 
     def source() -> Checkpoint:
-        if _stamp(path) != stamp:
+        if stamp() != begun:
             raise CheckpointError(f"{path}: was changed or removed after it was loaded; run the graph again")
         with needing_gguf(path.name):
             checkpoint = read_checkpoint(path)
@@ -51,12 +65,10 @@ def from_file(path: Path, precision: str, norm_groups: int | None, settings: Set
 
 
 def from_host_vae(vae: object, precision: str) -> EngineVAE | None:
-    """Return an engine VAE with the weights of a host VAE, which is left as it is; None if its network is not known, or
-    other nodes have changed it."""
+    """Return an engine VAE with a copy of a host VAE's weights; None if its network is unknown or nodes changed it."""
     if not known(vae) or not follows_vae(vae):
         return None
-
-    network = vae.first_stage_model  # not the VAE: `conversion` drops its entry when that is freed
+    network = vae.first_stage_model  # not the VAE: `_converted` drops its entry when that is freed
     return EngineVAE(lambda: of_network(network), precision, Settings(), device=vae.device)
 
 
@@ -82,12 +94,7 @@ def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
     return other
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:  # reading it reports the error
-        return None
-    return stat.st_mtime_ns, stat.st_size
+# -- whether the engine can stand for a VAE ---------------------------------------------------------------------------
 
 
 def known(vae: object) -> bool:
@@ -102,40 +109,36 @@ def known(vae: object) -> bool:
     try:
         architecture.config_of({key: tuple(t.shape) for key, t in checkpoint.tensors.items()}, checkpoint.metadata)
     except InputError as error:
-        log.once(f"{type(network).__name__} runs by ComfyUI's own code: {error}")
-        return False
+        return not _left_to_host(network, str(error))
     return follows(network)
 
 
 def follows(network: object) -> bool:
-    """Return True if the engine computes the same as a host VAE's network, as nodes have left it. Log the reason once
-    if not."""
+    """Return True if no node has changed what a host VAE's network computes. Log the reason once if one has."""
     layer = altered(network)
-    if layer is not None:
-        log.once(f"{type(network).__name__} runs by ComfyUI's own code: another node has changed its layer {layer}")
-    return layer is None
+    return layer is None or not _left_to_host(network, f"another node has changed its layer {layer}")
 
 
 def follows_vae(vae: object) -> bool:
-    """Return True if the engine does the same as a VAE's own calls, as nodes have left them and the patches over its
-    weights. Log the reason once if not."""
+    """Return True if no node has changed a VAE's calls or patched its weights. Log the reason once if one has."""
     ours = isinstance(vae, EngineVAE)
-    name, network = replaced(vae, EngineVAE if ours else None), type(vae.first_stage_model).__name__
+    name = replaced(vae, EngineVAE if ours else None)
     if name is not None:
-        log.once(f"{network} runs by ComfyUI's own code: another node has changed {name} of its VAE")
-    elif not ours and patched(getattr(vae, "patcher", None)) is not None:
-        log.once(f"{network} runs by ComfyUI's own code: another node has laid patches over its weights")
-        return False
-    return name is None
+        return not _left_to_host(vae.first_stage_model, f"another node has changed {name} of its VAE")
+    if not ours and patched(getattr(vae, "patcher", None)) is not None:
+        return not _left_to_host(vae.first_stage_model, "another node has laid patches over its weights")
+    return True
 
 
-CONVERTED = (
-    "another node's VAE: the engine runs it on a copy of its weights, kept as long as that VAE is; "
-    "Zero-Waste VAE Optimize gives it a precision and optimisations of its own"
-)
+def _left_to_host(network: object, why: str) -> bool:
+    log.once(f"{type(network).__name__} runs by ComfyUI's own code: {why}")
+    return True
 
-UNKNOWN = "ComfyUI's own code, because the engine does not know this network"
-CHANGED = "ComfyUI's own code, because another node has changed this VAE"
+
+def check_vae(vae: object) -> None:
+    """Refuse an input where a loader gave no VAE, as checkpoints without one do. Raises InputError."""
+    if getattr(vae, "first_stage_model", None) is None:
+        raise InputError("There is no VAE at this input: choose a file that holds one in the loader")
 
 
 class _Conversion(NamedTuple):
@@ -151,12 +154,6 @@ class _Conversion(NamedTuple):
 _converted: WeakKeyDictionary[object, _Conversion] = WeakKeyDictionary()
 
 
-def check_vae(vae: object) -> None:
-    """Refuse an input where a loader gave no VAE, as checkpoints without one do. Raises InputError."""
-    if getattr(vae, "first_stage_model", None) is None:
-        raise InputError("There is no VAE at this input: choose a file that holds one in the loader")
-
-
 def engine_vae(vae: object) -> EngineVAE | None:
     """Return `vae` itself if it is an engine VAE, or an engine VAE converted from it.
 
@@ -169,18 +166,19 @@ def engine_vae(vae: object) -> EngineVAE | None:
         return None
     if isinstance(vae, EngineVAE):
         return vae
-    network, known = vae.first_stage_model, _converted.get(vae)
+    network, last = vae.first_stage_model, _converted.get(vae)
     settings = type(network), vae.device, *(getattr(network, name, None) for name in SETTINGS)
-    if known is not None and known.settings == settings and known.stamp.holds(network, closely=True):
-        return known.vae if follows(network) else None
-    # Hosts that load weights piece by piece put other tensors with the same values in their place.
-    stamp = Stamp(network)
-    if known is not None and known.settings == settings and known.held == _held(network, known.vae):
-        _converted[vae] = known._replace(stamp=stamp)
-        return known.vae if follows(network) else None
-    del known  # its weights, before others take their place
+    if last is not None and last.settings == settings:
+        if last.stamp.holds(network, closely=True):
+            return last.vae if follows(network) else None
+        # Hosts that load weights piece by piece put other tensors with the same values in their place.
+        stamp = Stamp(network)
+        if last.held == _held(network, last.vae):
+            _converted[vae] = last._replace(stamp=stamp)
+            return last.vae if follows(network) else None
+    del last  # its weights, before others take their place
     _converted.pop(vae, None)
-    converted = from_host_vae(vae, "auto")
+    stamp, converted = Stamp(network), from_host_vae(vae, "auto")
     if converted is not None:
         _converted[vae] = _Conversion(converted, stamp, _held(network, converted), settings)
     return converted
@@ -191,26 +189,26 @@ def _held(network: object, vae: EngineVAE) -> str:
     return digest(network.state_dict(), vae.engine.dtype)
 
 
+# -- VAEs that run by ComfyUI's own code ------------------------------------------------------------------------------
+
+
 def host_decode(vae: object, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
-    """Decode with the host's VAE Decode: images [F, H, W, C] in 0..1; the report says which wishes had no effect."""
+    """Decode with the host's VAE Decode, in its own tiles where a size is wished for: images [F, H, W, C] in 0..1. The
+    report says which wishes had no effect."""
     samples = of_frames(samples)
     report = _report(vae, "decode")
     with report.measured(torch.device(vae.device)), report.stage("decode"):
-        images = _decode(vae, samples, settings)
+        if settings.tiling in ("blended", "exact") and settings.tile:
+            unit = max(1, vae.spacial_compression_decode())
+            overlap = DEFAULT_OVERLAP if settings.overlap is None else settings.overlap
+            tile = max(settings.tile // unit, 1)
+            images = vae.decode_tiled(samples, tile_x=tile, tile_y=tile, overlap=min(overlap // unit, tile // 4))
+        else:
+            images = vae.decode(samples)
     if images.ndim not in (4, 5):
         raise InputError(f"this VAE makes {list(images.shape)}, no images: decode it with the node made for it")
     report.clip = tuple(images.shape[:4]) if images.ndim == 5 else (1, *images.shape[:3])
     return images.reshape(-1, *images.shape[-3:]), _outcome(report, settings)
-
-
-def _decode(vae: object, samples: Tensor, settings: Settings) -> Tensor:
-    """Decode whole, or in the host's own tiles where tiles of a size were requested."""
-    if settings.tiling not in ("blended", "exact") or not settings.tile:
-        return vae.decode(samples)
-    unit = max(1, vae.spacial_compression_decode())
-    overlap = DEFAULT_OVERLAP if settings.overlap is None else settings.overlap
-    tile = max(settings.tile // unit, 1)
-    return vae.decode_tiled(samples, tile_x=tile, tile_y=tile, overlap=min(overlap // unit, tile // 4))
 
 
 def host_encode(vae: object, images: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
@@ -253,20 +251,19 @@ def with_scoped_settings(vae: object, options: Options) -> tuple[object, list[st
     names = [n for n in ("tf32", "cudnn_benchmark") if getattr(options, n) and reasons[n] is None]
     if not names:
         return vae, []
-    scoped = copy.copy(vae)
+
+    def within(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(call)
+        def scoped(*args: object, **kwargs: object) -> Tensor:
+            with (
+                fp32_math(tf32=True) if "tf32" in names else nullcontext(),
+                CUDNN_BENCHMARK.hold(True) if "cudnn_benchmark" in names else nullcontext(),
+            ):
+                return call(*args, **kwargs)
+
+        return scoped
+
+    other = copy.copy(vae)
     for method in ("decode", "decode_tiled", "encode", "encode_tiled"):
-        setattr(scoped, method, _scoped(getattr(vae, method), names))
-    return scoped, names
-
-
-def _scoped(call: Callable[..., Tensor], names: list[str]) -> Callable[..., Tensor]:
-    @functools.wraps(call)
-    def scoped(*args: object, **kwargs: object) -> Tensor:
-        with ExitStack() as stack:
-            if "tf32" in names:
-                stack.enter_context(fp32_math(tf32=True))
-            if "cudnn_benchmark" in names:
-                stack.enter_context(CUDNN_BENCHMARK.hold(True))
-            return call(*args, **kwargs)
-
-    return scoped
+        setattr(other, method, within(getattr(vae, method)))
+    return other, names

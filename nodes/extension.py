@@ -15,23 +15,34 @@ import torch
 from aiohttp import web
 
 from ..engine import InputError, ZeroWasteError, errors, log
-from . import files, services
+from . import files
 from .compare import Compare
 from .decode import Decode, DecodeToVideo
 from .encode import Encode, EncodeFromVideo
-from .files import without_folders
 from .host import ComfyExtension, io
 from .loader import DemoClip, Loader, Optimize
 from .panel import TUNER, Question, answer
 from .save import Save
-from .services import machine
-from .widgets import CATEGORY as NAME
+from .services import busy, machine, server
+from .widgets import CATEGORY
+
+PLAN, TUNE = "/zerowaste_vae/plan", "/zerowaste_vae/tune"
+#: Characters of a query, and questions that may wait; both far above what the panel needs.
+MAX_QUERY, MAX_WAITING = 2048, 8
+
+# Plans take up to seconds of one CPU core and must not hold up the server's loop; one at a time is enough.
+_worker = ThreadPoolExecutor(1, "zerowaste-plan")
+_waiting = 0
 
 
 class Extension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         # Not in on_load, which hosts before 0.3.65 never call.
-        register()
+        machine()  # sampled now, not at the first request
+        if (routes := getattr(server(), "routes", None)) is not None:
+            routes.get(PLAN)(plan)
+            for method, handler in (("post", start_tuning), ("get", tuning), ("delete", end_tuning)):
+                getattr(routes, method)(TUNE)(handler)
         _name_for_host()
         nodes = [Loader, Optimize, Encode, Decode, EncodeFromVideo, DecodeToVideo, Save, Compare, DemoClip]
         return [_discreet(node) for node in nodes]
@@ -46,7 +57,7 @@ def _discreet(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
         try:
             return execute(cls, *given, **inputs)
         except ZeroWasteError as error:
-            error.args = tuple(without_folders(part) if isinstance(part, str) else part for part in error.args)
+            error.args = tuple(files.without_folders(part) if isinstance(part, str) else part for part in error.args)
             raise
 
     node.execute = classmethod(discreet)
@@ -54,26 +65,18 @@ def _discreet(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
 
 
 def _name_for_host() -> None:
-    """Give the pack its own name in ComfyUI's log and error dialogs: the path it was loaded from means nothing
-    there."""
-    log.PREFIX = f"[{NAME}]"
+    """Give the pack its own name in ComfyUI's log and error dialogs, in place of the path it was loaded from."""
+    log.PREFIX = f"[{CATEGORY}]"
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == errors.__name__:
-            kind.__module__ = NAME
+            kind.__module__ = CATEGORY
 
 
-PATH, TUNE = "/zerowaste_vae/plan", "/zerowaste_vae/tune"
-#: Characters of a query, and questions that may wait; both far above what the panel needs.
-MAX_QUERY, MAX_WAITING = 2048, 8
-
-# Plans take up to seconds of one CPU core and must not hold up the server's loop; one at a time is enough.
-_worker = ThreadPoolExecutor(1, "zerowaste-plan")
-_waiting = 0
+# -- routes -----------------------------------------------------------------------------------------------------------
 
 
 async def plan(request: web.Request) -> web.Response:
-    """Answer 200 with the plan, also of a decode that does not fit; 400 on a malformed question; 429 if too many
-    wait."""
+    """Answer 200 with the plan, even if the decode does not fit; 400 on a malformed question; 429 if too many wait."""
     global _waiting
     if len(request.query_string) > MAX_QUERY or len(set(request.query)) != len(request.query):
         return _refused(400, f"a question has at most {MAX_QUERY} characters and each value once")
@@ -110,7 +113,7 @@ async def start_tuning(request: web.Request) -> web.Response:
     if not isinstance(model, str):
         return _refused(400, "a tuning is asked for with {\"model\": name}")
     try:
-        await asyncio.wrap_future(_worker.submit(TUNER.start, model, services.busy, machine().device))
+        await asyncio.wrap_future(_worker.submit(TUNER.start, model, busy, machine().device))
     except InputError as error:
         return _refused(409, str(error))
     return web.json_response(TUNER.state())
@@ -123,14 +126,6 @@ async def tuning(request: web.Request) -> web.Response:
 async def end_tuning(request: web.Request) -> web.Response:
     TUNER.cancel()
     return web.json_response(TUNER.state())
-
-
-def register() -> None:
-    """Add the routes, and sample the machine that they answer from now, not at the first request."""
-    machine()
-    services.add_route(PATH, plan)
-    for method, handler in (("post", start_tuning), ("get", tuning), ("delete", end_tuning)):
-        services.add_route(TUNE, handler, method)
 
 
 def _refused(status: int, reason: str) -> web.Response:

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -21,6 +22,24 @@ from .panel import KNOWN
 
 #: Formats the engine reads; the host's own list leaves .gguf out and has pickled files, which are never opened.
 SUFFIXES = (".safetensors", ".sft", ".gguf")
+#: Name of the VAE that comes with the pack, in the loader's list.
+DEMO = "demo (small)"
+#: The longest time that the list of files waits for the headers of new ones.
+SECONDS = 0.5
+#: Rank of files that the engine cannot run; video VAEs have 0, image VAEs 1.
+_FOREIGN = 2
+#: Characters of a file's name before the counter; file systems take 255 bytes, counter and suffix among them.
+MOST_CHARACTERS = 150
+DEFAULT_TYPE = "safetensors f16"
+#: Widget value of Save -> (file suffix, type of the weights). Only GGUF can hold block types.
+SAVE_TYPES = {
+    **{f"safetensors {t}": (".safetensors", t) for t in PLAIN},
+    **{f"gguf {t}": (".gguf", t) for t in TYPES},
+}
+
+# Headers are read in a thread of their own: a folder of many large files must not hold up the server.
+_reader = ThreadPoolExecutor(1, "zerowaste-headers")
+_read: set[tuple[str, int, int]] = set()
 
 
 def vae_files() -> list[str]:
@@ -30,18 +49,6 @@ def vae_files() -> list[str]:
         files, _ = folder_paths.recursive_search(folder, excluded_dir_names=[".git"])
         found.update(name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES)
     return sorted(found)
-
-
-def vae_file(name: str) -> Path:
-    """Return the path of one of `vae_files`."""
-    return Path(folder_paths.get_full_path_or_raise("vae", name))
-
-
-def checkpoint_file(name: str) -> Path | None:
-    """Return the path of a file of models/checkpoints, by the name the host lists it under; None where there is
-    none."""
-    listed = name in folder_paths.get_filename_list("checkpoints")
-    return Path(folder_paths.get_full_path_or_raise("checkpoints", name)) if listed else None
 
 
 def without_folders(text: str) -> str:
@@ -74,20 +81,12 @@ def output_file(prefix: str, suffix: str) -> Path:
     return Path(folder, f"{name}_{counter:05}_{suffix}")
 
 
-DEMO = "demo (small)"
-#: The longest time that the list of files waits for the headers of new ones.
-SECONDS = 0.5
-#: Rank of files that the engine cannot run; video VAEs have 0, image VAEs 1.
-_FOREIGN = 2
-
-# Headers are read in a thread of their own: a folder of many large files must not hold up the server.
-_reader = ThreadPoolExecutor(1, "zerowaste-headers")
-_read: set[tuple[str, int, int]] = set()
+# -- what is in them: for the loader's list, and for plans before anything is loaded ---------------------------------
 
 
 def path_of(name: str) -> Path:
-    """Return the path of a file of models/vae, or of the demo VAE."""
-    return demo_vae_path() if name == DEMO else vae_file(name)
+    """Return the path of a file of `listed`."""
+    return demo_vae_path() if name == DEMO else Path(folder_paths.get_full_path_or_raise("vae", name))
 
 
 def listed() -> list[str]:
@@ -107,23 +106,20 @@ def listed() -> list[str]:
 
 def learn_checkpoint(name: str) -> None:
     """Tell the planner about the VAE in a file of models/checkpoints, if `name` is one that it does not know yet."""
-    if KNOWN.find(name) is None and not KNOWN.is_foreign(name) and (path := checkpoint_file(name)):
-        _learn(name, path)
+    if name not in KNOWN and name in folder_paths.get_filename_list("checkpoints"):
+        _learn(name, Path(folder_paths.get_full_path_or_raise("checkpoints", name)))
 
 
 def _rank(name: str) -> int:
     """Return the rank by the file's header, or before that was read by its name."""
-    found = KNOWN.find(name)
-    architecture = found[0] if found else None if KNOWN.is_foreign(name) else by_file(name)
+    architecture = (KNOWN.find(name) or [None])[0] if name in KNOWN else by_file(name)
     return _FOREIGN if architecture is None else int(architecture.still)
 
 
 def _learn_all(names: list[str]) -> None:
     for name in names:
-        try:
+        with suppress(OSError):  # removed since it was listed
             _learn(name, path_of(name))
-        except OSError as error:  # removed since it was listed
-            log.debug(f"{name}: {error}")
 
 
 def _learn(name: str, path: Path) -> None:
@@ -155,22 +151,13 @@ def _is_quantised(path: Path) -> bool:
     return b'.comfy_quant"' in header or b'"_quantization_metadata"' in header
 
 
-#: Characters of a file's name before the counter; file systems take 255 bytes, counter and suffix among them.
-MOST_CHARACTERS = 150
-DEFAULT_TYPE = "safetensors f16"
-#: Widget value -> (file suffix, type of the weights). Only GGUF can hold block types.
-SAVE_TYPES = {
-    **{f"safetensors {t}": (".safetensors", t) for t in PLAIN},
-    **{f"gguf {t}": (".gguf", t) for t in TYPES},
-}
+# -- new ones ---------------------------------------------------------------------------------------------------------
 
 
 def without_suffix(prefix: str) -> str:
     """Return a prefix without the suffix of a file, which is added anyway."""
-    for suffix in SUFFIXES:
-        if prefix.lower().endswith(suffix):
-            return prefix[: -len(suffix)]
-    return prefix
+    added = next((len(suffix) for suffix in SUFFIXES if prefix.lower().endswith(suffix)), 0)
+    return prefix[: len(prefix) - added]
 
 
 def dated(prefix: str, now: datetime) -> str:

@@ -1,9 +1,9 @@
-"""Shapes of clips and latents in ComfyUI, and the padding that its SeedVR2 nodes use."""
+"""Shapes of clips and latents in ComfyUI, and the padding that its SeedVR2 nodes use. No ComfyUI."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -17,124 +17,125 @@ from ..engine.system.memory import available_ram, in_gb
 
 #: The host's SeedVR2 sampler works on 2x2 patches of 8x8-pixel latents.
 SIZE_MULTIPLE = 16
-#: Key in a LATENT that keeps (frames, height, width) from before padding.
-CLIP_SIZE = "zerowaste_clip_size"
-#: Key in a LATENT that keeps the note of the VAE that made it.
-VAE_NOTE = "zerowaste_vae_note"
+#: Keys in a LATENT: (frames, height, width) from before padding, and the note of the VAE that made it.
+CLIP_SIZE, VAE_NOTE = "zerowaste_clip_size", "zerowaste_vae_note"
 #: Label of the widget that allows any VAE.
 ANY_VAE = "Latents of any VAE"
 _CURE = "connect the VAE that made it, or switch on Latents of any VAE on this node"
 
 
-def as_clip(images: Tensor, still: bool = False, colours: int = 3) -> Tensor:
-    """Return an IMAGE [F, H, W, C] or [B, F, H, W, C] as [B, F, H, W, colours].
+class Layout:
+    """The host's forms of a VAE's inputs and outputs, padding, and sizes for plans, in which pictures are one clip and
+    packed latents have the network's form."""
 
-    A batch of frames is one clip, or if `still` all are clips of one frame. Of more channels than `colours` the first
-    are taken: alpha is dropped where none is encoded. Raises InputError on other shapes.
-    """
-    check_dense(images, "a clip")
-    if images.ndim not in (4, 5) or images.shape[-1] < 3:
+    def __init__(self, architecture: Architecture, latent_channels: int, colours: int) -> None:
+        """colours: channels of the encoded images."""
+        self._architecture, self._channels, self._colours = architecture, latent_channels, colours
+        #: Images have no axis for time, and latents have none.
+        self.still, self.flat = architecture.still, architecture.flat
+        #: Sides of encoded images are padded to multiples of so many pixels.
+        self.multiple = max(architecture.spatial * architecture.side, 0 if self.still else SIZE_MULTIPLE)
+
+    def latent(self, samples: Tensor) -> Tensor:
+        """Return LATENT samples as [B, C, T, h, w].
+
+        samples: [B, C, T, h, w], or with channels and time in one axis [B, C*T, h, w]; of pictures [B, C, h, w], and of
+        several latents in time the first, as the host takes it. Raises InputError on other shapes.
+        """
+        samples, still, c = of_frames(samples), self.still, self._channels
+        if samples.ndim == 5 and samples.shape[1] == c:
+            return samples[:, :, :1] if still else samples
+        if samples.ndim == 4 and (samples.shape[1] == c or (not still and samples.shape[1] % c == 0)):
+            batch, _, height, width = samples.shape
+            return samples.reshape(batch, c, -1, height, width)
+        shapes = f"[B, {c}, h, w]" if still else f"[B, {c}, T, h, w] (or [B, {c}*T, h, w])"
         raise InputError(
-            "These are no images with three colours: connect frames [F, H, W, 3] or [B, F, H, W, 3], "
-            f"not {list(images.shape)}"
+            "The latent comes from another kind of model than this VAE: connect the VAE of that model. This one "
+            f"decodes latents {shapes}, not {list(samples.shape)}"
         )
-    clip = images if images.ndim == 5 else images.unsqueeze(0)
-    if min(clip.shape[:2]) < 1 or min(clip.shape[2:4]) < 8:
-        raise InputError(
-            f"These images are too small: a clip has at least one frame of 8x8 pixels, not {list(images.shape)}"
-        )
-    clip = clip[..., :colours]
-    return clip.flatten(0, 1).unsqueeze(1) if still else clip
 
+    def clip(self, images: Tensor) -> Tensor:
+        """Return an IMAGE [F, H, W, C] or [B, F, H, W, C] as [B, F, H, W, colours], or 3 where it has no more.
 
-#: Number of frames -> number after padding (`Architecture.filled`).
-Filled = Callable[[int], int]
+        A batch of frames is one clip, or clips of one frame each for an image VAE. Alpha is dropped where none is
+        encoded. Raises InputError on other shapes.
+        """
+        check_dense(images, "a clip")
+        if images.ndim not in (4, 5) or images.shape[-1] < 3:
+            raise InputError(
+                "These are no images with three colours: connect frames [F, H, W, 3] or [B, F, H, W, 3], "
+                f"not {list(images.shape)}"
+            )
+        clip = images if images.ndim == 5 else images.unsqueeze(0)
+        if min(clip.shape[:2]) < 1 or min(clip.shape[2:4]) < 8:
+            raise InputError(
+                f"These images are too small: a clip has at least one frame of 8x8 pixels, not {list(images.shape)}"
+            )
+        clip = clip[..., : self._colours]
+        return clip.flatten(0, 1).unsqueeze(1) if self.still else clip
 
+    def shown(self, images: Tensor) -> Tensor:
+        """Return frames [B, F, H, W, 3] in the form of the host's own VAE of this kind."""
+        return images[:, 0] if self.still else images
 
-def pad_clip(clip: Tensor, filled: Filled, multiple: int = SIZE_MULTIPLE) -> Tensor:
-    """Pad a clip as the host's SeedVR2Preprocess does.
+    def latent_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
+        """Return the size of samples [B, C, T, h, w], [B, C, h, w] or [B, C*T, h, w]."""
+        latents, side = shape[2] if len(shape) == 5 else shape[1] // self._channels, self._architecture.side
+        return self._size(shape[0], latents, side * shape[-2], side * shape[-1])
 
-    Args:
-        clip: [B, F, H, W, 3], bytes or floats, which are clamped to 0..1.
-        filled: maps a number of frames to the number after padding; the last frame is repeated up to it.
-        multiple: rows at the bottom and columns at the right are filled with black up to multiples of it (pixels).
-    """
-    _, frames, height, width, _ = clip.shape
-    if clip.dtype != torch.uint8:  # bytes are 0..255
-        low, high = torch.aminmax(clip)
-        if not (low >= 0 and high <= 1):  # looking costs less than the copy, which nearly no clip needs
-            clip = clip.clamp(0, 1)
-    if width % multiple or height % multiple:
-        clip = F.pad(clip, (0, 0, 0, -width % multiple, 0, -height % multiple))
-    missing = filled(frames) - frames
-    return torch.cat([clip, clip[:, -1:].expand(-1, missing, -1, -1, -1)], 1) if missing else clip
+    def clip_size(self, batch: int, frames: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """Return the size of the latents that a clip becomes."""
+        s, latents = self._architecture.spatial, self._architecture.latents(frames) if frames else 0
+        return self._size(batch, latents, height // s, width // s)
 
+    def pixel_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
+        """Return the `clip_size` of pixels as the host encodes them: [B, 3, F, H, W], or pictures [B, 3, H, W]."""
+        return self.clip_size(shape[0], 1 if self.still else shape[2], shape[-2], shape[-1])
 
-def too_many(shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    """Return a warning for a decode whose frames [B, F, H, W, 3] are larger than the free host memory, else "". It is
-    logged at once, because the system may end the process."""
-    size, free = math.prod(shape) * dtype.itemsize, available_ram()
-    if free is None or size <= free:
-        return ""
-    text = (f"its {shape[0] * shape[1]} frames take {in_gb(size)} of host memory and {in_gb(free)} are free: "
-            "Zero-Waste Decode to Video writes frames to a file as they are made")  # fmt: skip
-    log.warn(f"decode: {text}")
-    return text
+    def _size(self, batch: int, latents: int, *sides: int) -> tuple[int, int, int, int]:
+        return (1, batch * latents, *sides) if self.still else (batch, latents, *sides)
 
+    def padded_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
+        """Return frames, height and width after padding: whole latents, and sides of `multiple` pixels."""
+        return self._architecture.filled(frames), height + -height % self.multiple, width + -width % self.multiple
 
-def padded(frames: Iterable[Tensor], filled: Filled, multiple: int = SIZE_MULTIPLE) -> Iterator[Tensor]:
-    """Yield frames [H, W, 3] one by one, bytes or floats, padded as `pad_clip` does."""
-    count, frame = 0, None
-    for frame in frames:
-        height, width, _ = frame.shape
-        if frame.dtype != torch.uint8:
-            frame = frame.clamp(0, 1)
-        if width % multiple or height % multiple:
-            frame = F.pad(frame, (0, 0, 0, -width % multiple, 0, -height % multiple))
-        count += 1
-        yield frame
-    for _ in range(filled(count) - count if count else 0):
-        yield frame
+    def pad(self, clip: Tensor) -> Tensor:
+        """Pad a clip [B, F, H, W, 3] of bytes or of floats, which are clamped to 0..1: black below and to the right,
+        the last frame repeated."""
+        if clip.dtype != torch.uint8:  # bytes are 0..255
+            low, high = torch.aminmax(clip)
+            if not (low >= 0 and high <= 1):  # looking costs less than the copy, which nearly no clip needs
+                clip = clip.clamp(0, 1)
+        frames = clip.shape[1]
+        clip, missing = self._black(clip), self._architecture.filled(frames) - frames
+        return torch.cat([clip, clip[:, -1:].expand(-1, missing, -1, -1, -1)], 1) if missing else clip
 
+    def padded(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield frames [H, W, 3] one by one, padded as `pad` does."""
+        count, frame = 0, None
+        for frame in frames:
+            frame = self._black(frame if frame.dtype == torch.uint8 else frame.clamp(0, 1))
+            count += 1
+            yield frame
+        for _ in range(self._architecture.filled(count) - count if count else 0):
+            yield frame
 
-def crop_clip(
-    clip: Tensor, size: tuple[int, int, int] | None, filled: Filled, multiple: int = SIZE_MULTIPLE
-) -> Tensor:
-    """Undo `pad_clip`: return the first frames, rows and columns of clip [B, F, H, W, 3], by `size` = (frames, height,
-    width).
+    def _black(self, frames: Tensor) -> Tensor:
+        height, width = (-n % self.multiple for n in frames.shape[-3:-1])
+        return F.pad(frames, (0, 0, 0, width, 0, height)) if height or width else frames
 
-    A size that does not pad to this clip belongs to another latent (one resized on its way) and is ignored.
-    """
-    frames, height, width = unpadded(tuple(clip.shape[1:4]), size, filled, multiple)
-    return clip[:, :frames, :height, :width]
+    def unpadded(self, made: tuple[int, int, int], samples: dict) -> tuple[int, int, int]:
+        """Return the frames, height and width that became `made` by padding, as a LATENT keeps them.
 
+        A size that does not pad to `made` belongs to another latent (one resized on its way); then it is `made`.
+        """
+        size = samples.get(CLIP_SIZE)
+        return made if size is None or self.padded_size(*size) != made else tuple(size)
 
-def unpadded(
-    made: tuple[int, int, int], size: tuple[int, int, int] | None, filled: Filled, multiple: int = SIZE_MULTIPLE
-) -> tuple[int, int, int]:
-    """Return the frames, height and width that `pad_clip` made into `made`: `size`, or `made` where that is another
-    clip's."""
-    if size is None:
-        return made
-    frames, height, width = size
-    padded = (filled(frames), height + -height % multiple, width + -width % multiple)
-    return tuple(size) if made == padded else made
-
-
-def strange(images: Tensor) -> list[str]:
-    """Return a note, which is logged too, for images that are clearly not in 0..1, else none."""
-    check_dense(images, "a clip")
-    why = out_of_range(images)
-    if why is None:
-        return []
-    log.once(f"encode: {why}")
-    return [why]
-
-
-def check_maker(samples: dict, vae: VideoVAE, any_vae: bool) -> None:
-    """Refuse a LATENT that another VAE has made, if it carries a note. Raises InputError."""
-    note = samples.get(VAE_NOTE)
-    latent_note.check(note if isinstance(note, dict) else {}, vae, any_vae, "The latent", _CURE)
+    def crop(self, clip: Tensor, samples: dict) -> Tensor:
+        """Undo `pad` on the clip [B, F, H, W, 3] that a LATENT was decoded to."""
+        frames, height, width = self.unpadded(tuple(clip.shape[1:4]), samples)
+        return clip[:, :frames, :height, :width]
 
 
 def of_frames(samples: Tensor) -> Tensor:
@@ -147,63 +148,28 @@ def of_frames(samples: Tensor) -> Tensor:
     return samples
 
 
-def as_latent(samples: Tensor, channels: int, still: bool = False) -> Tensor:
-    """Return LATENT samples as [B, C, T, h, w].
-
-    samples: [B, C, T, h, w], or with channels and time in one axis [B, C*T, h, w]. still: pictures, [B, C, h, w]; of
-    several latents in time the first, as the host takes it. Raises InputError on other shapes.
-    """
-    samples = of_frames(samples)
-    if samples.ndim == 5 and samples.shape[1] == channels:
-        return samples[:, :, :1] if still else samples
-    if samples.ndim == 4 and (samples.shape[1] == channels or (not still and samples.shape[1] % channels == 0)):
-        batch, _, height, width = samples.shape
-        return samples.reshape(batch, channels, -1, height, width)
-    shapes = f"[B, {channels}, h, w]" if still else f"[B, {channels}, T, h, w] (or [B, {channels}*T, h, w])"
-    raise InputError(
-        "The latent comes from another kind of model than this VAE: connect the VAE of that model. This one "
-        f"decodes latents {shapes}, not {list(samples.shape)}"
-    )
+def check_maker(samples: dict, vae: VideoVAE, any_vae: bool) -> None:
+    """Refuse a LATENT that another VAE has made, if it carries a note. Raises InputError."""
+    note = samples.get(VAE_NOTE)
+    latent_note.check(note if isinstance(note, dict) else {}, vae, any_vae, "The latent", _CURE)
 
 
-class Layout:
-    """The host's forms of a VAE's inputs and outputs, and sizes for plans, in which pictures are one clip and packed
-    latents have the network's form."""
+def strange(images: Tensor) -> list[str]:
+    """Return a note, which is logged too, for images that are clearly not in 0..1, else none."""
+    check_dense(images, "a clip")
+    why = out_of_range(images)
+    if why is not None:
+        log.once(f"encode: {why}")
+    return [] if why is None else [why]
 
-    def __init__(self, architecture: Architecture, latent_channels: int, colours: int) -> None:
-        """colours: channels of the encoded images."""
-        self._architecture, self._channels, self._colours = architecture, latent_channels, colours
-        #: Images have no axis for time, and latents have none.
-        self.still, self.flat = architecture.still, architecture.flat
-        #: Sides of encoded images are padded to multiples of so many pixels.
-        self.multiple = max(architecture.spatial * architecture.side, 0 if self.still else SIZE_MULTIPLE)
 
-    def latent(self, samples: Tensor) -> Tensor:
-        """Return LATENT samples as [B, C, T, h, w]."""
-        return as_latent(samples, self._channels, self.still)
-
-    def clip(self, images: Tensor) -> Tensor:
-        """Return an IMAGE as [B, F, H, W, colours], or 3 where it has no more."""
-        return as_clip(images, self.still, self._colours)
-
-    def shown(self, images: Tensor) -> Tensor:
-        """Return frames [B, F, H, W, 3] in the form of the host's own VAE of this kind."""
-        return images[:, 0] if self.still else images
-
-    def latent_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
-        """Return (batch, latents, height, width) of samples [B, C, T, h, w], [B, C, h, w] or [B, C*T, h, w]."""
-        latents, side = shape[2] if len(shape) == 5 else shape[1] // self._channels, self._architecture.side
-        return self._size(shape[0], latents, side * shape[-2], side * shape[-1])
-
-    def clip_size(self, batch: int, frames: int, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return the `latent_size` of the latents that a clip becomes."""
-        s, latents = self._architecture.spatial, self._architecture.latents(frames) if frames else 0
-        return self._size(batch, latents, height // s, width // s)
-
-    def pixel_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
-        """Return the `clip_size` of pixels in the form of the host's own encode: [B, 3, F, H, W], or pictures [B, 3, H,
-        W]."""
-        return self.clip_size(shape[0], 1 if self.still else shape[2], shape[-2], shape[-1])
-
-    def _size(self, batch: int, latents: int, *sides: int) -> tuple[int, int, int, int]:
-        return (1, batch * latents, *sides) if self.still else (batch, latents, *sides)
+def too_many(shape: tuple[int, ...], dtype: torch.dtype) -> list[str]:
+    """Return a warning for a decode whose frames [B, F, H, W, 3] are larger than the free host memory, else none. It is
+    logged at once, because the system may end the process."""
+    size, free = math.prod(shape) * dtype.itemsize, available_ram()
+    if free is None or size <= free:
+        return []
+    text = (f"its {shape[0] * shape[1]} frames take {in_gb(size)} of host memory and {in_gb(free)} are free: "
+            "Zero-Waste Decode to Video writes frames to a file as they are made")  # fmt: skip
+    log.warn(f"decode: {text}")
+    return [text]

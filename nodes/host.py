@@ -44,8 +44,7 @@ __all__ = ["ComfyExtension", "EngineVAE", "io", "own_vae"]
 
 @dataclass(frozen=True)
 class Running:
-    """One run of the engine: its options, the plans it has followed so far, and the seconds for making room and loading
-    the weights."""
+    """One run of the engine: its options, its plans so far, and the seconds for making room and loading weights."""
 
     options: dict[str, Any]
     plans: list[Plan]
@@ -137,8 +136,7 @@ class EngineVAE(comfy.sd.VAE):
         return vae
 
     def describe(self) -> str:
-        """Return the text for reports of nodes that make it: network, precision, device, wishes, unused optimisations
-        with reasons."""
+        """Return its report: network, precision, device, wishes, and unused optimisations with reasons."""
         engine = self.engine
         reasons = availability(self.device, engine.arch, engine.model.config, engine.dtype, engine.options.kernels)
         off = {n: TOGGLES[n].off(n) if getattr(engine.options, n) is False else r for n, r in reasons.items()}
@@ -148,20 +146,19 @@ class EngineVAE(comfy.sd.VAE):
     # -- what the host's nodes call -------------------------------------------------------------------------------
 
     def decode(self, samples_in: Tensor, vae_options: dict | None = None) -> Tensor:
-        """Decode LATENT samples to frames [B, F, H, W, 3], or pictures [B, H, W, 3], in 0..1, in the host's
-        intermediate type."""
-        latent_note.check(latent_note.found(samples_in), self.engine)
-        return self.layout.shown(self.run_decode(samples_in, self.settings)[0])
+        """Decode LATENT samples to frames [B, F, H, W, 3] or pictures [B, H, W, 3] in 0..1, in the host's type."""
+        return self._shown(samples_in, self.settings)
 
     def decode_tiled(self, samples: Tensor, tile_x: int | None = None, **_: object) -> Tensor:
         """Decode in exact tiles of `tile_x` latent pixels: tiles along time would cut the causal history."""
+        return self._shown(samples, Settings("exact", (tile_x or 0) * self.engine.spatial).over(self.settings))
+
+    def _shown(self, samples: Tensor, settings: Settings) -> Tensor:
         latent_note.check(latent_note.found(samples), self.engine)
-        tile = (tile_x or 0) * self.engine.spatial
-        return self.layout.shown(self.run_decode(samples, Settings("exact", tile).over(self.settings))[0])
+        return self.layout.shown(self.run_decode(samples, settings)[0])
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
-        """Encode an IMAGE [F, H, W, C] or [B, F, H, W, C] to host-scaled samples [B, C, T, h, w] (of pictures [B, C, h,
-        w])."""
+        """Encode an IMAGE [F, H, W, C] or [B, F, H, W, C] to samples [B, C, T, h, w], pictures to [B, C, h, w]."""
         return self.run_encode(self._clip(pixel_samples), self.settings)[0]
 
     def encode_tiled(self, pixel_samples: Tensor, tile_x: int | None = None, **_: object) -> Tensor:
@@ -173,7 +170,9 @@ class EngineVAE(comfy.sd.VAE):
     def run_decode(self, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
         """Decode under `settings`; return the frames and the outcome of the run."""
         latent = self.layout.latent(samples)
-        size, output = self.layout.latent_size(latent.shape), self.output_of(settings)
+        size, output = self.layout.latent_size(latent.shape), settings.output
+        if output == "auto":
+            output = "float16" if self._output_dtype() is torch.float16 else "float32"
         s, colours, images = self.engine.spatial, self.engine.colours[1], []
         shape = latent.shape[0], self.engine.frames(latent.shape[2]), *(s * n for n in latent.shape[3:]), colours
         crowded = too_many(shape, OUTPUTS[output])
@@ -187,7 +186,7 @@ class EngineVAE(comfy.sd.VAE):
             images.append(torch.empty(shape, dtype=OUTPUTS[output]))
             self.engine.decode(latent, out=images[0], any_vae=True, **run.options)
         outcome = self.outcome(run, size, settings)
-        outcome.notes += [crowded] if crowded else []
+        outcome.notes += crowded
         return images[0].to(self.output_device), outcome
 
     def run_encode(self, clip: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
@@ -198,12 +197,6 @@ class EngineVAE(comfy.sd.VAE):
             latent = self.engine.encode(clip, any_range=True, **run.options)
         latent = latent[:, :, 0] if self.layout.flat else latent
         return self.given_back(latent), Outcome(self.engine.last_report, run.loaded)
-
-    def output_of(self, settings: Settings) -> str:
-        """Return the number type of a decode's frames."""
-        if settings.output != "auto":
-            return settings.output
-        return "float16" if self._output_dtype() is torch.float16 else "float32"
 
     def given_back(self, latent: Tensor) -> Tensor:
         """Return a latent on the device and in the type that the host wants."""

@@ -6,171 +6,108 @@ from ..engine import CheckpointError
 from ..engine.archs import WORDS
 from ..engine.loader import demo_clip_path
 from ..engine.media.clips import read_video
-from . import conversion
-from .conversion import check_vae, with_scoped_settings
-from .files import DEMO, listed, path_of, vae_files
+from . import conversion, files, widgets
 from .host import EngineVAE, io
 from .reports import counted, ui
 from .settings import Settings, from_widgets
-from .widgets import (
-    MODELS,
-    SEARCH,
-    advanced,
-    chunk_input,
-    options_from,
-    precision_input,
-    ram_input,
-    report_output,
-    schema,
-    tiling_inputs,
-    toggle_inputs,
-    vae_input,
-    vram_input,
-    without_optimisations,
-)
+from .widgets import MODELS, advanced, count, report_output, schema, shared, switch, tiling_inputs
 
 
 class Loader(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
-            "ZeroWasteVAELoader",
-            "Zero-Waste VAE Loader",
+            "ZeroWasteVAELoader", "Zero-Waste VAE Loader",
             ["load vae", "gguf vae", "video vae", *WORDS, "vae loader", "checkpoint"],
-            description=f"Loads VAEs of {MODELS}: .safetensors or .gguf files of models/vae. Every node that takes a "
-            "VAE works with them. For others use Load VAE, then Zero-Waste VAE Decode.",
+            description=f"Loads VAEs of {MODELS}: .safetensors or .gguf files of models/vae. Every node that "
+            "takes a VAE works with them. For others use Load VAE, then Zero-Waste VAE Decode.",
             inputs=[
-                io.Combo.Input(
-                    "vae_name",
-                    display_name="VAE file",
-                    options=listed(),
-                    tooltip=f"A file of models/vae, or '{DEMO}': a reduced VAE that comes with this pack, for trying "
-                    "things out.",
-                ),
-                precision_input(),
-                advanced(vram_input()),
-                advanced(
-                    io.Int.Input(
-                        "norm_groups",
-                        display_name="Normalisation groups, 0 = auto",
-                        default=0,
-                        min=0,
-                        max=512,
-                        optional=True,
-                        tooltip="Groups per normalisation, for files of unusual widths that do not name it. "
-                        "0: from the file, else 32.",
-                    )
-                ),
-                io.Boolean.Input(
-                    "optimise",
-                    display_name="Fast exact path",
-                    default=True,
-                    optional=True,
-                    tooltip="The exact fast path: the fused kernels and what else costs no quality, for .gguf and "
-                    ".safetensors alike. Never 8 bit by itself. Off: plain torch operators.",
-                ),
+                io.Combo.Input("vae_name", display_name="VAE file", options=files.listed(), tooltip="A file of "
+                               f"models/vae, or '{files.DEMO}': a reduced VAE that comes with this pack, for trying "
+                               "things out."),
+                shared("precision"), advanced(shared("vram_gb")),
+                advanced(count(
+                    "norm_groups", "Normalisation groups, 0 = auto", 512, "Groups per normalisation, for files of "
+                    "unusual widths that do not name it. 0: from the file, else 32.", optional=True)),
+                switch("optimise", "Fast exact path", True, "The fused kernels and what else costs no "
+                       "quality, for .gguf and .safetensors alike; never 8 bit by itself. Off: plain torch operators."),
             ],
             outputs=[io.Vae.Output(display_name="VAE", tooltip="For any node that takes a VAE."), report_output()],
-        )
+        )  # fmt: skip
 
     @classmethod
     def fingerprint_inputs(cls, vae_name: str = "", **_: object) -> list[tuple[str, int, int]]:
-        """Return the state of the file, so that a replaced file is loaded anew. A name that comes over a link is not
-        known here: any file counts."""
-        stats = [(path, path.stat()) for path in map(path_of, [vae_name] if vae_name else vae_files())]
+        """Return the state of the file, which is loaded anew if replaced; of all files if a link gives the name."""
+        stats = [(path, path.stat()) for path in map(files.path_of, [vae_name] if vae_name else files.vae_files())]
         return [(str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats]
 
     @classmethod
     def execute(
-        cls,
-        vae_name: str,
-        precision: str = "auto",
-        vram_gb: float = 0.0,
-        norm_groups: int = 0,
-        optimise: bool = True,
+        cls, vae_name: str, precision: str = "auto", vram_gb: float = 0.0, norm_groups: int = 0, optimise: bool = True
     ) -> io.NodeOutput:
         settings = Settings(vram_gb=vram_gb)
-        vae = conversion.from_file(path_of(vae_name), precision, norm_groups or None, settings, vae_name)
+        vae = conversion.from_file(files.path_of(vae_name), precision, norm_groups or None, settings, vae_name)
         if not optimise:
-            vae = vae.with_wishes(settings, without_optimisations())
+            vae = vae.with_wishes(settings, widgets.without_optimisations())
         return io.NodeOutput(vae, report := vae.describe(), ui=ui(report))
-
-
-_WISHES = ("vram_gb", "ram_gb", "chunk", "tiling", "tile", "overlap")
 
 
 class Optimize(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        toggles, later = toggle_inputs()
+        toggles, later = widgets.toggle_inputs()
+        words = ["optimize vae", "vae speed", "low vram vae", "fp8 vae", "blackwell", "triton", "faster decode"]
         return schema(
-            "ZeroWasteVAEOptimize",
-            "Zero-Waste VAE Optimize",
-            [*SEARCH, "optimize vae", "vae speed", "low vram vae", "fp8 vae", "blackwell", "triton", "faster decode"],
+            "ZeroWasteVAEOptimize", "Zero-Waste VAE Optimize", [*widgets.SEARCH, *words],
             description="Makes every node that uses this VAE run it on this pack's engine: put it after Load VAE. The "
             "VAE that goes in stays as it is; one the engine does not know is passed on, and the report says so.",
             inputs=[
-                vae_input(f"From any loader. VAEs of {MODELS} are given to the engine."),
-                precision_input(),
-                vram_input(),
-                advanced(chunk_input()),
-                *(advanced(widget) for widget in tiling_inputs()),
+                shared("vae", f"From any loader. VAEs of {MODELS} are given to the engine."),
+                shared("precision"), shared("vram_gb"), advanced(shared("chunk")),
+                *map(advanced, tiling_inputs()),
                 *toggles,
-                ram_input("Host memory a decode may take for what it parks there, in GB (2^30 bytes). 0: half of what "
-                          "is free."),
+                shared("ram_gb", "Host memory a decode may take for what it parks there, in GB (2^30 bytes). 0: half "
+                       "of what is free."),
                 *later,
             ],
             outputs=[io.Vae.Output(display_name="VAE", tooltip="For any node that takes a VAE."), report_output()],
         )  # fmt: skip
 
     @classmethod
-    def execute(cls, vae: object, precision: str = "auto", min_db: float = 0.0, **widgets: object) -> io.NodeOutput:
-        check_vae(vae)
-        wishes = from_widgets(**{name: widgets.pop(name) for name in _WISHES if name in widgets})
-        options = options_from(min_db, **widgets)
+    def execute(cls, vae: object, precision: str = "auto", min_db: float = 0.0, **given: object) -> io.NodeOutput:
+        conversion.check_vae(vae)
+        names = given.keys() & {"vram_gb", "ram_gb", "chunk", "tiling", "tile", "overlap"}
+        wishes = from_widgets(**{name: given.pop(name) for name in names})
+        options = widgets.options_from(min_db, **given)
         convert = conversion.with_precision if isinstance(vae, EngineVAE) else conversion.from_host_vae
         fast = convert(vae, precision)
-        if fast is None:
-            vae, report = _scoped(vae, options)
-        else:
+        if fast is not None:
             vae = fast.with_wishes(wishes.over(fast.settings), options)
-            report = vae.describe()
+            return io.NodeOutput(vae, report := vae.describe(), ui=ui(report))
+        report = f"{type(vae.first_stage_model).__name__}: not a VAE the engine knows, or changed by another node; "
+        vae, switched = conversion.with_scoped_settings(vae, options)
+        if switched:
+            report += f"its own network runs, with {' and '.join(switched)} switched on during its calls only"
+        else:
+            report += "the VAE is passed on unchanged"
         return io.NodeOutput(vae, report, ui=ui(report))
-
-
-def _scoped(vae: object, options: object) -> tuple[object, str]:
-    network = type(vae.first_stage_model).__name__
-    scoped, names = with_scoped_settings(vae, options)
-    report = f"{network}: not a VAE the engine knows, or changed by another node; "
-    if names:
-        return scoped, f"{report}its own network runs, with {' and '.join(names)} switched on during its calls only"
-    return vae, f"{report}the VAE is passed on unchanged"
 
 
 class DemoClip(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
-            "ZeroWasteVAEDemoClip",
-            "Zero-Waste Demo Clip",
+            "ZeroWasteVAEDemoClip", "Zero-Waste Demo Clip",
             ["demo video", "sample clip", "test video", "example frames"],
             description="Frames of the short clip that comes with this pack, for trying things out on a fresh host.",
-            inputs=[
-                io.Int.Input(
-                    "frames",
-                    display_name="Frames",
-                    default=9,
-                    min=1,
-                    max=1024,
-                    tooltip="How many from its start; 4n+1 fill latents of most video VAEs.",
-                )
-            ],
+            inputs=[count("frames", "Frames", 1024, "How many from its start; 4n+1 fill latents of most video "
+                                  "VAEs.", least=1, default=9)],
             outputs=[
                 io.Image.Output(display_name="Images", tooltip="The frames."),
                 io.Float.Output(display_name="fps", tooltip="Frames per second."),
                 report_output(),
             ],
-        )
+        )  # fmt: skip
 
     @classmethod
     def execute(cls, frames: int) -> io.NodeOutput:

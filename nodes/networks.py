@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,8 +16,7 @@ _PATCHES = ("patches", "object_patches", "weight_wrapper_patches", "hook_patches
 
 
 def altered(network: nn.Module) -> str | None:
-    """Return the name of the first layer that does not compute as its class does, which no weight shows; None: there is
-    none."""
+    """Return the name of the first layer that does not compute as its class does; None if there is none."""
     return next((name or "(itself)" for name, layer in network.named_modules() if _is_altered(layer)), None)
 
 
@@ -62,20 +61,12 @@ def patched(patcher: object) -> Hashable:
 SETTINGS = {"decode_timestep": "timestep", "decode_noise_scale": "noise"}
 
 
-class _VAE(Protocol):
-    #: Options of its decodes that were set on its network.
-    decoder: dict[str, float]
-
-    def decode(self, samples_in: Tensor) -> Tensor: ...
-    def encode(self, pixel_samples: Tensor) -> Tensor: ...
-
-
 class Direct:
-    """A network with all its attributes, whose encoder and decoder are run by the engine under the settings of
-    `vae`."""
+    """A network with all its attributes, whose encoder and decoder the engine runs under the settings of `vae`."""
 
-    def __init__(self, network: nn.Module, vae: _VAE) -> None:
-        """vae: a weak reference; otherwise it and everything it holds would wait for the garbage collector."""
+    def __init__(self, network: nn.Module, vae: Any) -> None:
+        """vae: a weak reference to the engine's VAE, whose `decoder` has the options that were set on its network;
+        otherwise it and everything it holds would wait for the garbage collector."""
         self._network, self._vae = network, vae
 
     def __getattr__(self, name: str) -> Any:
@@ -84,8 +75,7 @@ class Direct:
         return getattr(object.__getattribute__(self, "_network"), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. Unlike on a host's network, `SETTINGS` count for this VAE alone, although others may share
-        its weights."""
+        """Set an attribute. `SETTINGS` count for this VAE alone, although others may share its weights."""
         if name in SETTINGS:
             self._vae.decoder = {**self._vae.decoder, SETTINGS[name]: float(value)}
         else:

@@ -78,38 +78,34 @@ class Question:
 
         Raises InputError on unknown names, wrong types and values out of bounds.
         """
-        values: dict[str, object] = {}
-        toggles: dict[str, list[str]] = {}
-        for name, text in query.items():
-            if name in ("on", "off"):
-                if len(text) > _NAMES:
-                    raise InputError(f"{name} is a list of at most {_NAMES} characters")
-                toggles[name] = text.split(",")
-            elif name in _TEXTS:
-                if len(text) > _TEXTS[name] or not text.isprintable():
-                    raise InputError(f"{name} is a text of at most {_TEXTS[name]} printable characters")
-                values[name] = text
-            elif name in _CHOICES:
-                if text not in _CHOICES[name]:
-                    raise InputError(f"{name}={text[:40]!r} is not one of {', '.join(_CHOICES[name])}")
-                values[name] = text
-            elif name in LIMITS:
-                values[name] = _number(name, text)
-            else:
-                raise InputError(f"{name[:40]!r} is not one of on, off, {', '.join((*_TEXTS, *_CHOICES, *LIMITS))}")
+        values = {name: _value(name, text) for name, text in query.items()}
+        toggles = {name: values.pop(name).split(",") for name in ("on", "off") if name in values}
         options = replace(DEFAULTS.switched(**toggles), kernels=values.pop("kernels", AUTO))
         return cls(**values, options=options)  # type: ignore[arg-type]
 
 
-def _number(name: str, text: str) -> float | int:
-    most = LIMITS[name]
-    kind = type(most)
-    least = 8 if name in ("width", "height") else 1 if name in ("frames", "batch") else 0
+def _value(name: str, text: str) -> str | float | int:
+    """Return a value of a query, checked. Raises InputError."""
+    if name in ("on", "off"):
+        if len(text) > _NAMES:
+            raise InputError(f"{name} is a list of at most {_NAMES} characters")
+        return text
+    if name in _TEXTS:
+        if len(text) > _TEXTS[name] or not text.isprintable():
+            raise InputError(f"{name} is a text of at most {_TEXTS[name]} printable characters")
+        return text
+    if name in _CHOICES:
+        if text not in _CHOICES[name]:
+            raise InputError(f"{name}={text[:40]!r} is not one of {', '.join(_CHOICES[name])}")
+        return text
+    if name not in LIMITS:
+        raise InputError(f"{name[:40]!r} is not one of on, off, {', '.join((*_TEXTS, *_CHOICES, *LIMITS))}")
+    most, least = LIMITS[name], 8 if name in ("width", "height") else 1 if name in ("frames", "batch") else 0
     try:
         # int() and float() also take underscores, signs, other scripts' digits and any length.
         if len(text) > 24 or not text.isascii() or "_" in text:
             raise ValueError
-        value = kind(text)
+        value = type(most)(text)
     except ValueError:
         raise InputError(f"{name}={text[:40]!r} is not a number") from None
     if not math.isfinite(value) or not least <= value <= most:
@@ -126,7 +122,7 @@ class Known:
     def __init__(self, most: int = 1024) -> None:
         self._most = most
         self._facts: OrderedDict[str, tuple[Architecture, object] | None] = OrderedDict()
-        self._quantised: set[str] = set()
+        self.quantised: set[str] = set()
         self._lock = threading.Lock()
 
     def learn(self, name: str, architecture: Architecture | None, config: object) -> None:
@@ -138,20 +134,17 @@ class Known:
                 self._facts.popitem(last=False)
 
     def find(self, name: str) -> tuple[Architecture, object] | None:
+        """Return a VAE's facts; None for one that is not stored, or whose network the engine does not have."""
         with self._lock:
             return self._facts.get(name)
 
-    def is_foreign(self, name: str) -> bool:
+    def __contains__(self, name: str) -> bool:
         with self._lock:
-            return name in self._facts and self._facts[name] is None
+            return name in self._facts
 
     def learn_quantised(self, name: str, quantised: bool) -> None:
         """Store whether ComfyUI's own loaders keep layers of this file in a form that only ComfyUI's code runs."""
-        (self._quantised.add if quantised else self._quantised.discard)(name)
-
-    def is_hosts(self, name: str, loader: str) -> bool:
-        """Return True if it is known that ComfyUI's own code runs the VAE that this loader makes of the file."""
-        return self.is_foreign(name) or (loader == "host" and name in self._quantised)
+        (self.quantised.add if quantised else self.quantised.discard)(name)
 
 
 KNOWN = Known()
@@ -160,13 +153,13 @@ KNOWN = Known()
 def network_of(model: str) -> tuple[Architecture, object] | None:
     """Return (architecture, sizes) of a VAE that a node has loaded, else those published under such a name; None for a
     VAE that is not known, or whose network the engine does not have."""
-    found, named = KNOWN.find(model), by_file(model)
-    if found is None and (named is None or KNOWN.is_foreign(model)):
-        return None
-    return found or (named, named.published.sizes(model))
+    if model in KNOWN:
+        return KNOWN.find(model)
+    named = by_file(model)
+    return named and (named, named.published.sizes(model))
 
 
-def channels_of(model: str) -> int:
+def _channels_of(model: str) -> int:
     """Return the channels of a latent of this VAE; 0 where it is not known."""
     network = network_of(model)
     return 0 if network is None else network[1].latent_channels * network[0].side ** 2
@@ -206,7 +199,7 @@ def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
     return planner.walk, off
 
 
-# -- answers ----------------------------------------------------------------------------------------------------------
+# -- plans ------------------------------------------------------------------------------------------------------------
 
 
 def answer(question: Question, machine: Machine) -> dict[str, object]:
@@ -215,51 +208,42 @@ def answer(question: Question, machine: Machine) -> dict[str, object]:
     A file that no node has loaded yet is planned as the published VAE of its name, and the answer says so; there is no
     plan for any other: `unknown`, with `host` where it is known that ComfyUI's own code runs it.
     """
-    found, named = KNOWN.find(question.model), by_file(question.model)
-    network, hosts = network_of(question.model), KNOWN.is_hosts(question.model, question.loader)
+    network, loaded = network_of(question.model), question.model in KNOWN
+    hosts = loaded and (network is None or (question.loader == "host" and question.model in KNOWN.quantised))
     if network is None or hosts:
         return {"unknown": True, "host": hosts, "model": question.model}
-    architecture, config = network
-    devices = resolve(question.gpus, machine.device)
-    if machine.device not in devices:
-        raise InputError(f"ComfyUI runs this VAE on {machine.device}: name that GPU too, or all")
-    asked = question.precision
-    precision = auto_precision(machine.device, architecture) if asked == "auto" else asked
+    (architecture, config), here, q = network, machine.device, question
+    devices = resolve(q.gpus, here)
+    if here not in devices:
+        raise InputError(f"ComfyUI runs this VAE on {here}: name that GPU too, or all")
+    precision = auto_precision(here, architecture) if q.precision == "auto" else q.precision
     plain = architecture.native if precision in MIXED else precision
-    here = machine.device
-    planner, choices, off, mode = _planner(architecture, config, asked, plain, here, question.options, kept.rates(here))
-    if asked == "auto" and mode.half_accumulate:
+    planner, choices, off, mode = _planner(architecture, config, q.precision, plain, here, q.options, kept.rates(here))
+    if q.precision == "auto" and mode.half_accumulate:
         precision = "fp16_fast"
-    q, (target, source) = question, machine.target(question.vram_gb, question.ram_gb)
+    target, source = machine.target(q.vram_gb, q.ram_gb)
     output = "float32" if q.output == "auto" else q.output
     overlap = None if q.overlap == OVERLAP else q.overlap  # the widget's default is no wish
     request = Request(q.tiling, q.tile, overlap, q.chunk, q.vram_gb, q.ram_gb, output)
-    latents, batch = architecture.latents(architecture.filled(question.frames)), question.batch
+    latents, batch = architecture.latents(architecture.filled(q.frames)), q.batch
     if architecture.still:
         latents, batch = latents * batch, 1
-    height, width = (-(-n // architecture.spatial) for n in (question.height, question.width))
-    limits = machine.limits(request).shared(len(devices), machine.device)
+    height, width = (-(-n // architecture.spatial) for n in (q.height, q.width))
+    limits = machine.limits(request).shared(len(devices), here)
     facts = {
-        "model": question.model,
-        "assumed": found is None,
-        "assumed_as": "" if found else named.published.title,
-        "precision": precision,
-        "device": str(machine.device),
-        "gpus": len(devices),
-        "target_gb": _gb(target),
-        "target_source": source,
-        "kernels_off": off,
+        "model": q.model, "assumed": not loaded, "assumed_as": "" if loaded else architecture.published.title,
+        "precision": precision, "device": str(here), "gpus": len(devices), "target_gb": _gb(target),
+        "target_source": source, "kernels_off": off,
         "kernels": "" if off or (runs := choices.of("decoder")) is None else runs.words,
-    }
-    has, needs = question.channels or channels_of(question.encoded_by), channels_of(question.model)
+    }  # fmt: skip
+    has, needs = q.channels or _channels_of(q.encoded_by), _channels_of(q.model)
     if has and has != needs:
         facts |= {"channels": has, "needs_channels": needs}
     try:
         plan = planner.plan("decoder", (latents, height, width), request, limits)
     except PlanError as error:
-        clip = {"frames": question.frames, "batch": question.batch}
-        clip |= {"width": architecture.spatial * width, "height": architecture.spatial * height}
-        return {"fits": False, "text": labelled(str(error)), **clip, **facts}
+        sides = {"width": architecture.spatial * width, "height": architecture.spatial * height}
+        return {"fits": False, "text": labelled(str(error)), "frames": q.frames, "batch": q.batch, **sides, **facts}
     shown = plan_facts(plan, batch, latents, architecture, colours_of(config)[1], request.dtype)
     return {**shown, **facts, **raised_facts(plan)}
 
@@ -279,29 +263,15 @@ def plan_facts(
     frames, batch = (1, batch * latents) if still else (architecture.frames(latents), batch)
     width, height = s * cols.length, s * rows.length
     facts: dict[str, object] = {
-        "fits": True,
-        "text": labelled(plan.describe()),
-        "note": labelled(plan.note),
-        "mode": "blended" if plan.tiled else "untiled",
-        "fused": plan.fused,
-        "spatial": s,
-        "still": still,
-        "batch": batch,
-        "frames": frames,
-        "latents": latents,
-        "width": width,
-        "height": height,
-        "tile_width": s * cols.size,
-        "tile_height": s * rows.size,
-        "columns": [s * x for x in cols.starts],
-        "rows": [s * y for y in rows.starts],
-        "tiles": len(plan.grid),
-        "chunk_latents": plan.steps.latents,
-        "chunks": -(-latents // plan.steps.latents),
-        "frames_per_step": plan.steps.frames,
-        "predicted_gb": _gb(plan.peak_bytes),
+        "fits": True, "text": labelled(plan.describe()), "note": labelled(plan.note),
+        "mode": "blended" if plan.tiled else "untiled", "fused": plan.fused, "spatial": s, "still": still,
+        "batch": batch, "frames": frames, "latents": latents, "width": width, "height": height,
+        "tile_width": s * cols.size, "tile_height": s * rows.size, "tiles": len(plan.grid),
+        "columns": [s * x for x in cols.starts], "rows": [s * y for y in rows.starts],
+        "chunk_latents": plan.steps.latents, "chunks": -(-latents // plan.steps.latents),
+        "frames_per_step": plan.steps.frames, "predicted_gb": _gb(plan.peak_bytes),
         "result_gb": _gb(batch * frames * height * width * colours * output.itemsize),
-    }
+    }  # fmt: skip
     if plan.parking is not None:
         mode = "rolled" if plan.rolls else "untiled" if still else "parked"
         facts |= {"mode": mode, "parked_gb": _gb(plan.host_bytes), "band_rows": plan.parking.rows}
@@ -323,8 +293,7 @@ class Tuner:
         self._state: dict[str, Any] = {"state": "idle", "done": 0, "total": 0, "text": ""}
 
     def state(self) -> dict[str, Any]:
-        """Return the state (idle, running, done, cancelled or failed), the layers done and in all, and the result in
-        one line."""
+        """Return the state (idle, running, done, cancelled, failed), layers done and in all, and the result's line."""
         with self._lock:
             return dict(self._state)
 
@@ -362,26 +331,24 @@ class Tuner:
         try:
             tuning, found = self._run(walk, device, progress=self._progress, cancel=cancel)
         except Cancelled:
-            self._end("cancelled", "")
+            state, text = "cancelled", ""
         except ZeroWasteError as error:
-            self._end("failed", str(error))
+            state, text = "failed", str(error)
         except Exception as error:
             log.warn(f"tuning failed: {type(error).__name__}: {error}")
-            self._end("failed", f"{type(error).__name__}: {error}".splitlines()[0])
+            state, text = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
         else:
             _planner.cache_clear()  # plans know the link's rate from now on
             ends = [f"kinds of layers tuned on this GPU: {len(tuning.schedules)}"]
             ends += [f"left as they were, for lack of time: {len(found.left)}"] if found.left else []
             ends += [f"schedules dropped: {len(found.dropped)}"] if found.dropped else []
-            self._end("done", "; ".join(ends))
+            state, text = "done", "; ".join(ends)
+        with self._lock:
+            self._state |= {"state": state, "text": text}
 
     def _progress(self, done: int, total: int) -> None:
         with self._lock:
             self._state |= {"done": done, "total": total}
-
-    def _end(self, state: str, text: str) -> None:
-        with self._lock:
-            self._state |= {"state": state, "text": text}
 
 
 def _check_queue(busy: Callable[[], bool]) -> None:

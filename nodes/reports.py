@@ -20,8 +20,7 @@ KEY = "zerowaste"
 
 @dataclass
 class Outcome:
-    """The outcome of a decode or encode: the engine's report, the host's share of the time, and lines of the node's
-    own."""
+    """The outcome of a decode or encode: the engine's report, the host's share of the time, and the node's notes."""
 
     report: Report
     load_seconds: float | None  # None: the host loads the weights inside its own code
@@ -46,18 +45,13 @@ def ui(text: str, facts: dict[str, object] | None = None) -> dict[str, tuple]:
 
 
 #: Options of the engine -> labels on the nodes.
-_LABELS = {
-    "vram_gb": "VRAM limit (vram_gb)",
-    "ram_gb": "RAM limit (ram_gb)",
-    "tile": "Tile size (tile)",
-    "overlap": "Tile overlap (overlap)",
-}
+_LABELS = {"vram_gb": "VRAM limit (vram_gb)", "ram_gb": "RAM limit (ram_gb)", "tile": "Tile size (tile)",
+           "overlap": "Tile overlap (overlap)"}  # fmt: skip
 _OPTION = re.compile(rf"\b({'|'.join(_LABELS)})\b(?!=)")
 
 
 def labelled(text: str) -> str:
-    """Return `text` with the labels of the widgets in place of the engine's option names ("tile=0" stays: it is a
-    value)."""
+    """Return `text` with the widgets' labels in place of the engine's option names, except in values ("tile=0")."""
     return counted(_OPTION.sub(lambda found: _LABELS[found.group()], text))
 
 

@@ -49,8 +49,7 @@ class Stages:
         """Name the part: decoding starts with the layers that see the whole frame, encoding ends with them."""
         if not self._tiles:
             return ""
-        whole = 0 if self._operation == "decode" else self._tiles
-        if index == whole:
+        if index == (0 if self._operation == "decode" else self._tiles):
             return ", whole frames"
         return f", tile {index + (self._operation == 'encode')} of {self._tiles}"
 
@@ -64,14 +63,9 @@ LAG = 2
 class Preview:
     """A callable preview(done, total) -> a picture of the newest finished frame, or None if one came just before."""
 
-    def __init__(
-        self, frames: Tensor, plan: Plan, latents: int, count: Callable[[int], int], on_gpu: bool
-    ) -> None:
-        """frames: the decode's result [B, F, H, W, 3] in 0..1; latents: of the clip; its first n are count(n)
-        frames."""
-        self._frames = frames
-        self._latents, self._count = latents, count
-        self._chunk = plan.steps.latents
+    def __init__(self, frames: Tensor, plan: Plan, latents: int, count: Callable[[int], int], on_gpu: bool) -> None:
+        """frames: the decode's result [B, F, H, W, 3] in 0..1; latents: of the clip; count: latents -> frames."""
+        self._frames, self._latents, self._count, self._chunk = frames, latents, count, plan.steps.latents
         self._tiled, self._passes = plan.tiled, len(plan.grid) + 1 if plan.tiled else 1
         self._behind = LAG * (plan.steps.frames or count(self._chunk + 1) - count(1)) if on_gpu else 0
         self._shown = -PREVIEW_SECONDS
@@ -88,8 +82,7 @@ class Preview:
         return Image.fromarray(pixels.numpy())
 
     def _newest(self, done: int, total: int) -> tuple[int, int] | None:
-        """Return the (clip, frame) that is finished after `done` steps; with tiles, the newest that the current one has
-        reached."""
+        """Return the (clip, frame) finished after `done` steps; with tiles, the newest that the present one reached."""
         chunks = -(-self._latents // self._chunk)
         clip, step = divmod(done - 1, chunks * self._passes)
         part, chunk = divmod(step, chunks)

@@ -20,10 +20,18 @@ from ..engine.runtime.pinned import forbid
 from .runs import PREVIEW_SIZE, Preview
 from .settings import obey
 
+#: Name of the message that carries a line.
+PROGRESS = "zerowaste_vae.progress"
+
+
+def server() -> object | None:
+    """Return ComfyUI's web server; None where none runs (tests, scripts)."""
+    # Not imported here: importing it without running it would start half of ComfyUI.
+    return getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+
 
 def machine() -> Machine:
-    """Return the machine that decodes run on, as it was when the pack was loaded or a VAE last ran: no device is
-    touched again."""
+    """Return the machine that decodes run on, as it was when a VAE last ran; no device is touched."""
     return _machine or sampled()
 
 
@@ -62,20 +70,24 @@ def shows_previews() -> bool:
     return args.preview_method != LatentPreviewMethod.NoPreviews
 
 
+def busy() -> bool:
+    """Return True if a workflow runs or waits to."""
+    here = server()
+    return here is not None and here.prompt_queue.get_tasks_remaining() > 0
+
+
 def say_here(text: str) -> None:
-    """Show a line on the running node; do nothing outside of a run."""
-    context = get_executing_context()
-    if context is not None:
-        say(text, context.node_id)
+    """Show a line on the running node (its status line, which web/js/runs.js fills); do nothing outside of a run."""
+    context, here = get_executing_context(), server()
+    if text and context is not None and here is not None:
+        here.send_sync(PROGRESS, {"node": context.node_id, "text": text}, here.client_id)
 
 
 class Progress:
     """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed."""
 
     def __init__(self) -> None:
-        self._stages: Callable[[int, int], str] | None = None
-        self._preview: Preview | None = None
-        self._bar: comfy.utils.ProgressBar | None = None
+        self._stages = self._preview = self._bar = None
         self._expected = 0
 
     def start(self, total: int, stages: Callable[[int, int], str], preview: Preview | None) -> None:
@@ -95,30 +107,3 @@ class Progress:
         self._bar.update_absolute(done, total, picture and ("JPEG", picture, PREVIEW_SIZE))
         if self._stages:
             say_here(self._stages(done, total))
-
-
-#: Name of the message that carries a line.
-PROGRESS = "zerowaste_vae.progress"
-
-
-def add_route(path: str, handler: Callable[..., object], method: str = "get") -> None:
-    """Serve `path`; do nothing where no server runs (tests, scripts)."""
-    if (server := _server()) is not None:
-        getattr(server.routes, method)(path)(handler)
-
-
-def busy() -> bool:
-    """Return True if a workflow runs or waits to."""
-    server = _server()
-    return server is not None and server.prompt_queue.get_tasks_remaining() > 0
-
-
-def say(text: str, node: str) -> None:
-    """Show a line on a node (its status line, which web/js/runs.js fills); "" shows nothing."""
-    if text and (server := _server()) is not None:
-        server.send_sync(PROGRESS, {"node": node, "text": text}, server.client_id)
-
-
-def _server() -> object | None:
-    # Not imported here: importing it without running it would start half of ComfyUI.
-    return getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)

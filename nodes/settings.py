@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..engine import InputError, log
@@ -35,18 +35,10 @@ class Settings:
 
     def over(self, base: Settings) -> Settings:
         """Return these wishes where given, else those of `base`; a tile size stays with the tiling it was given for."""
-        tiling = self.tiling if self.tiling != "auto" else base.tiling
-        same = base if base.tiling == tiling else Settings()
-        return Settings(
-            tiling=tiling,
-            tile=self.tile or same.tile,
-            overlap=self.overlap if self.overlap is not None else same.overlap,
-            chunk=self.chunk or base.chunk,
-            vram_gb=self.vram_gb or base.vram_gb,
-            ram_gb=self.ram_gb or base.ram_gb,
-            output=self.output if self.output != "auto" else base.output,
-            gpus=self.gpus if self.gpus != "auto" else base.gpus,
-        )
+        own = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+        if own.get("tiling", base.tiling) != base.tiling:
+            base = replace(base, tile=0, overlap=None)
+        return replace(base, **own)
 
     def options(self) -> dict[str, Any]:
         """Return the options of the engine's decode and encode."""
@@ -55,28 +47,20 @@ class Settings:
                 "vram_gb": self.vram_gb or None, "ram_gb": self.ram_gb or None}  # fmt: skip
 
     def describe(self) -> str:
-        parts = [f"tiling {self.tiling}"]
-        parts += [f"tile {self.tile} px"] if self.tile else []
-        parts += [f"overlap {self.overlap} px"] if self.overlap is not None else []
-        parts += [f"{self.chunk} latent(s) per chunk"] if self.chunk else []
-        parts += [f"at most {self.vram_gb:g} GB"] if self.vram_gb else []
-        parts += [f"at most {self.ram_gb:g} GB of host memory"] if self.ram_gb else []
-        parts += [f"frames in {self.output}"] if self.output != "auto" else []
-        parts += [f"GPUs {self.gpus}"] if self.gpus != "auto" else []
-        return ", ".join(parts)
+        return ", ".join(filter(None, (
+            f"tiling {self.tiling}", self.tile and f"tile {self.tile} px",
+            self.overlap is not None and f"overlap {self.overlap} px",
+            self.chunk and f"{self.chunk} latent(s) per chunk",
+            self.vram_gb and f"at most {self.vram_gb:g} GB",
+            self.ram_gb and f"at most {self.ram_gb:g} GB of host memory",
+            self.output != "auto" and f"frames in {self.output}", self.gpus != "auto" and f"GPUs {self.gpus}",
+        )))  # fmt: skip
 
 
 def from_widgets(
-    tiling: str | dict[str, object] = "auto",
-    tile: int = 0,
-    overlap: int = DEFAULT_OVERLAP,
-    chunk: int = 0,
-    vram_gb: float = 0.0,
-    ram_gb: float = 0.0,
-    output: str = "auto",
-    gpus: str = "auto",
-    **_: object,
-) -> Settings:
+    tiling: str | dict[str, object] = "auto", tile: int = 0, overlap: int = DEFAULT_OVERLAP, chunk: int = 0,
+    vram_gb: float = 0.0, ram_gb: float = 0.0, output: str = "auto", gpus: str = "auto", **_: object,
+) -> Settings:  # fmt: skip
     """Return settings from widget values; `tiling` is a dict (mode and its own widgets) where the host nests widgets.
 
     Other inputs of a prompt are ignored. Raises InputError on a tiling or a number type that is not known.
@@ -96,11 +80,8 @@ def from_widgets(
 _TYPES = {"fp16_vae": "fp16", "bf16_vae": "bf16", "fp32_vae": "fp32"}
 _WHOLE = "this pack's VAEs are on the GPU whole while they run; a VRAM limit makes a decode take less"
 #: Options that change nothing here -> why.
-_NOTHING = {
-    "lowvram": _WHOLE,
-    "novram": _WHOLE,
-    "cache_none": "VAEs are loaded, and their weights packed, anew for every run",
-}
+_NOTHING = {"lowvram": _WHOLE, "novram": _WHOLE,
+            "cache_none": "VAEs are loaded, and their weights packed, anew for every run"}  # fmt: skip
 
 
 def orders_of(args: Namespace) -> tuple[Orders, list[str]]:

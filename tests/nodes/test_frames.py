@@ -7,20 +7,10 @@ import torch
 from zerowaste_vae.engine import InputError
 from zerowaste_vae.engine.archs import ARCHITECTURES, DEFAULT
 from zerowaste_vae.engine.media import latent_note
-from zerowaste_vae.nodes.frames import (
-    ANY_VAE,
-    VAE_NOTE,
-    Layout,
-    as_clip,
-    as_latent,
-    check_maker,
-    crop_clip,
-    pad_clip,
-    strange,
-)
+from zerowaste_vae.nodes.frames import ANY_VAE, CLIP_SIZE, VAE_NOTE, Layout, check_maker, strange
 
-#: 4n + 1 frames.
-FOURS = DEFAULT.filled
+#: 4n + 1 frames, sides of 16 pixels.
+LAYOUT = Layout(DEFAULT, 16, 3)
 
 
 @pytest.mark.parametrize(
@@ -37,71 +27,71 @@ FOURS = DEFAULT.filled
 )
 def test_padding_and_back(frames, height, width, padded):
     clip = torch.rand(2, frames, height, width, 3)
-    out = pad_clip(clip, FOURS)
+    out = LAYOUT.pad(clip)
     assert tuple(out.shape) == (2, *padded, 3)
     assert torch.equal(out[:, :frames, :height, :width], clip)
     assert not out[:, :, height:].any()
     assert not out[:, :, :, width:].any()
     assert all(torch.equal(out[:, i], out[:, frames - 1]) for i in range(frames, padded[0]))
-    assert torch.equal(crop_clip(out, (frames, height, width), FOURS), clip)
+    assert torch.equal(LAYOUT.crop(out, {CLIP_SIZE: (frames, height, width)}), clip)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
 def test_padded_clips_fill_latents(architecture):
     """Of each family: what the network would leave out could not be cropped back."""
-    multiple, pixels = Layout(architecture, 16, 3).multiple, architecture.spatial * architecture.side
-    made = pad_clip(torch.rand(1, 2, 45, 70, 3), architecture.filled, multiple)
+    layout, pixels = Layout(architecture, 16, 3), architecture.spatial * architecture.side
+    made = layout.pad(torch.rand(1, 2, 45, 70, 3))
     assert [n % pixels for n in made.shape[2:4]] == [0, 0] and architecture.filled(made.shape[1]) == made.shape[1]
-    back = crop_clip(made, (2, 45, 70), architecture.filled, multiple)
+    back = layout.crop(made, {CLIP_SIZE: (2, 45, 70)})
     assert tuple(back.shape) == (1, 2, 45, 70, 3)
 
 
 def test_padding_clamps():
-    assert pad_clip(torch.tensor([-1.0, 0.5, 2.0]).expand(1, 1, 16, 16, 3), FOURS)[0, 0, 0, 0].tolist() == [0, 0.5, 1]
+    assert LAYOUT.pad(torch.tensor([-1.0, 0.5, 2.0]).expand(1, 1, 16, 16, 3))[0, 0, 0, 0].tolist() == [0, 0.5, 1]
 
 
 def test_a_clip_that_needs_no_padding_is_not_copied():
     clip = torch.rand(1, 5, 16, 32, 3)
-    assert pad_clip(clip, FOURS) is clip
+    assert LAYOUT.pad(clip) is clip
     clip[0, 2, 3, 4, 1] = float("nan")
-    assert torch.equal(pad_clip(clip, FOURS).isnan(), clip.isnan())
+    assert torch.equal(LAYOUT.pad(clip).isnan(), clip.isnan())
 
 
 def test_bytes_stay_bytes():
     clip = torch.randint(256, (1, 6, 45, 50, 3), dtype=torch.uint8)
-    out = pad_clip(clip, FOURS)
-    assert out.dtype == torch.uint8 and torch.equal(crop_clip(out, (6, 45, 50), FOURS), clip)
+    out = LAYOUT.pad(clip)
+    assert out.dtype == torch.uint8 and torch.equal(LAYOUT.crop(out, {CLIP_SIZE: (6, 45, 50)}), clip)
 
 
 @pytest.mark.parametrize("size", [None, (6, 90, 100), (10, 45, 50), (6, 45, 65)])
 def test_a_size_from_elsewhere_is_ignored(size):
     clip = torch.rand(1, 9, 48, 64, 3)
-    assert torch.equal(crop_clip(clip, size, FOURS), clip)
+    assert torch.equal(LAYOUT.crop(clip, {CLIP_SIZE: size}), clip)
 
 
 def test_clips_come_with_and_without_batch_and_alpha():
     images = torch.rand(5, 16, 24, 4)
-    assert torch.equal(as_clip(images), images[None, ..., :3])
-    assert torch.equal(as_clip(images[None]), images[None, ..., :3])
+    assert torch.equal(LAYOUT.clip(images), images[None, ..., :3])
+    assert torch.equal(LAYOUT.clip(images[None]), images[None, ..., :3])
 
 
 @pytest.mark.parametrize("shape", [(16, 24, 3), (5, 16, 24, 1), (0, 16, 24, 3), (5, 7, 24, 3)])
 def test_what_is_no_clip_is_refused(shape):
     with pytest.raises(InputError, match=r"\[F, H, W, 3\]|at least one frame"):
-        as_clip(torch.zeros(shape))
+        LAYOUT.clip(torch.zeros(shape))
 
 
 def test_collapsed_latents_have_channels_outside_and_time_inside():
     z = torch.rand(2, 16, 3, 4, 5)
-    assert torch.equal(as_latent(z.flatten(1, 2), 16), z)
-    assert as_latent(z, 16) is z
-    assert as_latent(torch.rand(1, 16, 4, 5), 16).shape == (1, 16, 1, 4, 5)
+    assert torch.equal(LAYOUT.latent(z.flatten(1, 2)), z)
+    assert LAYOUT.latent(z) is z
+    assert LAYOUT.latent(torch.rand(1, 16, 4, 5)).shape == (1, 16, 1, 4, 5)
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 8, 8), (1, 12, 2, 8, 8), (16, 8, 8), (1, 16, 0, 8, 8), (1, 0, 8, 8)])
 def test_other_latents_are_refused(shape):
     with pytest.raises(InputError, match="latent"):
-        as_latent(torch.zeros(shape), 16)
+        LAYOUT.latent(torch.zeros(shape))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +99,7 @@ def test_other_latents_are_refused(shape):
 )
 def test_tensors_without_values_side_by_side_are_one_line(make):
     """Of a nested latent the first part is taken: frames and sound come so."""
-    for call in (lambda t: as_clip(t), lambda t: as_latent(t, 16), strange):
+    for call in (lambda t: LAYOUT.clip(t), lambda t: LAYOUT.latent(t), strange):
         given = make(torch.zeros(1, 16, 8, 16, 16))
         with pytest.raises(InputError, match=r"nested|meta device|sparse|connect") as caught:
             call(given)

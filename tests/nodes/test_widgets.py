@@ -52,7 +52,7 @@ def _kind(**parts: object) -> SimpleNamespace:
 def optimize(monkeypatch):
     """nodes/loader.py beside a host that builds plain widgets, on a machine that lacks fp8."""
     host = ModuleType("zerowaste_vae.nodes.host")
-    kinds = {name: _kind() for name in ("Float", "Boolean", "Int", "String", "Vae", "Combo")}
+    kinds = {name: _kind() for name in ("Float", "Boolean", "Int", "String", "Vae", "Combo", "Latent")}
     kinds["DynamicCombo"] = _kind(Option=SimpleNamespace)
     kinds["DynamicCombo"].Option = lambda *args, **rest: None
     host.io = SimpleNamespace(ComfyNode=object, Schema=Schema, NodeOutput=SimpleNamespace, **kinds)
