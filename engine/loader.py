@@ -67,7 +67,9 @@ def load(
     architecture = detect(checkpoint.tensors)
     if architecture is None:
         _refuse(path, checkpoint)
-    name = precision
+    name, codes = precision, checkpoint.codes
+    if precision == "auto" and codes and where.type == "cuda" and not ORDERS.precision:
+        precision = "int8"  # as ComfyUI runs the file; a CPU is faster in fp32
     if precision == "auto":
         name = auto_precision(where, architecture)
     elif precision in MIXED:
@@ -95,6 +97,8 @@ def load(
     weights = {key: _cast(checkpoint, key, torch.float32 if key in exact else dtype) for key in expected}
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False).eval()
+    for key, found in codes.items():
+        found.attach(model.get_submodule(key.removesuffix(".weight")))
     waits = weights_on is None
     here = weights_on or ("cpu" if where.type == "cuda" else where)
     vae = VideoVAE(model.to(here), architecture, name, dtype, where, checkpoint.path, precision, waits)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..network.codes import Codes, hadamard
 from .reading import failure
 from .safetensors_file import power_of_two
 
@@ -82,18 +83,26 @@ class Stored:
         if type(group) is not int or group not in sizes or weight.shape[1] % group:
             raise failure(self.path, f"{self.name} {tuple(weight.shape)} cannot be rotated in groups of {group!r} "
                                      "columns: they are powers of 4 that divide them")  # fmt: skip
-        four = 0.5 - torch.eye(4).flip(0)
-        turn = four
-        while len(turn) < group:
-            turn = torch.kron(turn, four)
-        return (weight.view(len(weight), -1, group) @ turn).view(weight.shape)
+        return (weight.view(len(weight), -1, group) @ hadamard(group)).view(weight.shape)
 
 
 def _int8(stored: Stored) -> Tensor:
-    codes, scale = stored.matrix(torch.int8), stored.parts.get("weight_scale")
-    rows = 1 if scale is not None and scale.numel() == 1 else len(codes)
+    codes = stored.matrix(torch.int8)
     values = stored.turned_back(codes.float()) if stored.fact("convrot") else codes.float()
-    return values * stored.part("weight_scale", rows, 1)
+    return values * _row_scales(stored)
+
+
+def _row_scales(stored: Stored) -> Tensor:
+    scale = stored.parts.get("weight_scale")
+    return stored.part("weight_scale", 1 if scale is not None and scale.numel() == 1 else len(stored.codes), 1)
+
+
+def codes_of(stored: Stored) -> Codes | None:
+    """Return the codes of a weight that `int8_tensorwise` holds; None where the file asks for products of floats."""
+    if stored.facts["format"] != "int8_tensorwise" or stored.fact("full_precision_matrix_mult"):
+        return None
+    scales = _row_scales(stored).flatten().expand(len(stored.codes)).contiguous()
+    return Codes(stored.codes, scales, stored.fact("convrot_groupsize", _GROUP) if stored.fact("convrot") else 0)
 
 
 def _mxfp8(stored: Stored) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
@@ -12,6 +13,7 @@ import torch
 
 from ..archs import detect, find_key_set, unwrapped
 from ..archs import native_names as to_native
+from ..network.codes import Codes
 from . import dequantize, gguf_header, safetensors_file
 from .reading import Progress, ProgressCallback, failure, open_regular, read_into
 from .scales import apply_scales, told_by
@@ -110,7 +112,9 @@ def _read_safetensors(
     architecture = detect(names.values())
     # As ComfyUI computes with them. A network made for bf16 may need values that float16 does not hold.
     dtype = torch.float16 if architecture is not None and architecture.native == "fp16" else torch.float32
-    return _finish(apply_scales(tensors, fp8, path, told_by(metadata, names), dtype), dict(metadata), path)
+    codes: dict[str, Codes] | None = {} if architecture is not None and architecture.own is not None else None
+    apply_scales(tensors, fp8, path, told_by(metadata, names), dtype, codes)
+    return replace(_finish(tensors, dict(metadata), path), codes=codes or {})
 
 
 def _shape(shape: tuple[int, ...]) -> torch.Tensor:

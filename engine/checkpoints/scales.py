@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from .forms import FORMS, PADDED, PARTS, Stored
+from ..network.codes import Codes
+from .forms import FORMS, PADDED, PARTS, Stored, codes_of
 from .reading import check_finite, failure
 from .safetensors_file import FP8
 
@@ -49,6 +50,7 @@ def told_by(metadata: Mapping[str, object], names: Mapping[str, str]) -> dict[st
 def apply_scales(
     tensors: dict[str, torch.Tensor], fp8_names: Collection[str], path: Path,
     told_of: Mapping[str, Mapping[str, object]] | None = None, dtype: torch.dtype = torch.float32,
+    codes: dict[str, Codes] | None = None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Replace each quantised weight by its values and drop what lies beside it; return `tensors`.
 
@@ -60,6 +62,7 @@ def apply_scales(
         fp8_names: the tensors that were stored as fp8.
         told_of: the result of `told_by`, for weights without a description of their own.
         dtype: the type of weights of ComfyUI's other forms.
+        codes: takes the codes of weights that products can multiply as they are.
 
     Raises:
         CheckpointError: a form that is not supported, or a damaged one; it names the weight.
@@ -74,7 +77,10 @@ def apply_scales(
                 tensors[weight] = tensors[weight].view(_FP8[form]).half()
                 scaled.add(weight)
         elif form in FORMS:
-            tensors[weight] = _dequantised(tensors, layer, form, told, path).to(dtype)
+            stored = _stored(tensors, layer, told, path)
+            tensors[weight] = _dequantised(stored, tensors.get(f"{layer}.bias"), form).to(dtype)
+            if codes is not None and (found := codes_of(stored)) is not None:
+                codes[weight] = found
             check_finite(weight, tensors[weight], path)
             scaled.add(weight)
         elif form:
@@ -101,13 +107,15 @@ def apply_scales(
     return tensors
 
 
-def _dequantised(
-    tensors: dict[str, torch.Tensor], layer: str, form: str, told: Mapping[str, object], path: Path
-) -> torch.Tensor:
-    """Return the values of a layer's weight without padded rows, and take what lies beside it out of `tensors`."""
-    weight, bias = f"{layer}.weight", tensors.get(f"{layer}.bias")
+def _stored(tensors: dict[str, torch.Tensor], layer: str, told: Mapping[str, object], path: Path) -> Stored:
+    """Return a layer's weight as it lies in the file, and take what lies beside it out of `tensors`."""
     parts = {part: tensors.pop(f"{layer}.{part}") for part in PARTS if f"{layer}.{part}" in tensors}
-    values = FORMS[form](Stored(weight, tensors[weight], told, parts, path))
+    return Stored(f"{layer}.weight", tensors[f"{layer}.weight"], told, parts, path)
+
+
+def _dequantised(stored: Stored, bias: torch.Tensor | None, form: str) -> torch.Tensor:
+    """Return the values of a layer's weight without padded rows."""
+    values = FORMS[form](stored)
     spare = len(values) - len(bias) if bias is not None and bias.dim() == 1 else 0
     return values[: len(bias)] if 0 < spare < PADDED.get(form, 1) else values
 

@@ -11,6 +11,7 @@ from torch import nn
 from .. import log
 from ..archs import Architecture
 from ..calibration.mixed import Mixed
+from ..network import codes
 from ..network.stamp import Stamp
 from ..options import Options
 from ..precision.digest import of_network
@@ -61,6 +62,7 @@ class Following:
         if not self._made_of.holds(self.model, self.patches, closely):
             log.debug("the weights are others now: they are packed anew")
             self.release()
+            codes.forget(self.model)
             self._identify()
             self._use(self._options)
 

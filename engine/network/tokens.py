@@ -20,6 +20,7 @@ from ..kernels.targets import FP8
 from ..kernels.tokens import LIMITS, gated, normalised, rotated, rounded, summed
 from ..runtime.pinned import staged
 from ..runtime.run import Run
+from .codes import Codes, hadamard
 from .ops.tokens import EPS, Layer, Tokens, turns
 from .plain import Half
 
@@ -39,17 +40,23 @@ KINDS = {"fp8": FP8, "int8": torch.int8}
 
 @dataclass(frozen=True)
 class Product:
-    """A weight [N, K] and bias [N] of one product; 8-bit weights have scales [N]."""
+    """A weight [N, K] and bias [N] of one product; 8-bit weights have scales [N]. turn: the rotation [G, G] of each G
+    columns of its inputs, None: there is none; layers share it."""
 
     weight: Tensor
     bias: Tensor
     scales: Tensor | None = None
+    turn: Tensor | None = None
 
     @classmethod
     def of(cls, linear: torch.nn.Linear, kind: str | None, dtype: torch.dtype, device: torch.device) -> Product:
         """Pack a linear layer. `kind` is the type of the weight, None: `dtype`, which is that of the bias in any
-        case."""
-        weight, bias = linear.weight.to(device), linear.bias.to(device, dtype)
+        case. The int8 codes of a file are taken as they are."""
+        bias, codes = linear.bias.to(device, dtype), Codes.of(linear) if kind == "int8" else None
+        if codes is not None:
+            turn = _turn(codes.group, dtype, device) if codes.group else None
+            return cls(codes.values.to(device), bias, codes.scales.to(device), turn)
+        weight = linear.weight.to(device)
         if kind is None:
             return cls(weight.to(dtype), bias)
         packed, wide = torch.empty(weight.shape, dtype=KINDS[kind], device=device), weight.float()
@@ -97,7 +104,8 @@ class LayerWeights:
         def one(value: Tensor | Product) -> Tensor | Product:
             if not isinstance(value, Product):
                 return next(tensors)
-            return Product(next(tensors), next(tensors), None if value.scales is None else next(tensors))
+            scales = None if value.scales is None else next
+            return replace(value, weight=next(tensors), bias=next(tensors), scales=scales and scales(tensors))
 
         return replace(self, **{f.name: one(getattr(self, f.name)) for f in fields(self)})
 
@@ -128,6 +136,18 @@ def product(
                          use_fast_accum=True, out=out)  # fmt: skip
     else:  # the same numbers, for a CPU
         summed(x.float() @ p.weight.float().t(), scales, p.scales, p.bias, out)
+
+
+@functools.lru_cache(maxsize=8)
+def _turn(group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # later calls outside inference mode may use it
+        return hadamard(group).to(device, dtype)
+
+
+@observed
+def turned(x: Tensor, turn: Tensor, out: Tensor) -> None:
+    """Rotate each G columns of x [R, K] by turn [G, G] into out [R, K]."""
+    torch.mm(x.view(-1, len(turn)), turn, out=out.view(-1, len(turn)))
 
 
 @observed
@@ -167,6 +187,13 @@ class Scratch:
         self.qkv, self.up, self.made = (take((rows, columns), wide) for columns in (3 * w, 2 * i, w))
         self.scales = None if kind is None else take((rows,), torch.float32)
         self.sums = take((rows * max(3 * w, 2 * i),), torch.int32) if kind == "int8" else None
+        self._wide = wide
+
+    def loose(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Return two tensors [rows, columns] for the inputs of an int8 product on their way to its operands, in the
+        memory of its sums, which come later."""
+        flat, count = self.sums.view(self._wide), rows * columns
+        return flat[:count].view(rows, columns), flat[count : 2 * count].view(rows, columns)
 
 
 def planned(rows: int, step: Tokens, dtype: torch.dtype, kind: str | None, device: torch.device) -> Run:
@@ -306,17 +333,31 @@ class TokenNetwork:
         """Execute one layer on x [R, width] in place; R is a multiple of `tokens`."""
         how, rows = self._how, x.shape[0]
         narrow, made, scales = s.narrow[:rows], s.made[:rows], None if s.scales is None else s.scales[:rows]
-        normalised(x, w.norm1, EPS, narrow, scales, **how)
+        def into(p: Product, here: Tensor, fill: Callable[[Tensor, Tensor | None], None]) -> None:
+            """Have `fill` write the inputs of a product, which are rotated before they are rounded if it needs that."""
+            if p.turn is None:
+                fill(here, scales)
+                return
+            plain, rotated_ones = s.loose(*here.shape)
+            fill(plain, None)
+            turned(plain, p.turn, rotated_ones)
+            rounded(rotated_ones, here, scales, **how)
+
+        def attention(out: Tensor, scales: Tensor | None) -> None:
+            for i in range(0, rows, tokens):
+                tile = slice(i, i + tokens)
+                found = attended(s.qkv[tile], self.step.head)
+                rounded(found, out[tile], None if scales is None else scales[tile], **how)
+
+        into(w.qkv, narrow, lambda out, scales: normalised(x, w.norm1, EPS, out, scales, **how))
         product(w.qkv, s.narrow, s.qkv, s.scales, s.sums, **how)
         rotated(s.qkv[:rows], table, self.step.head, EPS, **how)
-        for i in range(0, rows, tokens):
-            tile = slice(i, i + tokens)
-            found = attended(s.qkv[tile], self.step.head)
-            rounded(found, narrow[tile], None if scales is None else scales[tile], **how)
+        into(w.out, narrow, attention)
         product(w.out, s.narrow, s.made, s.scales, s.sums, **how)
-        normalised(x, w.norm2, EPS, narrow, scales, y=made, scale=w.scale1, **how)
+        more = {"y": made, "scale": w.scale1, **how}
+        into(w.up, narrow, lambda out, scales: normalised(x, w.norm2, EPS, out, scales, **more))
         product(w.up, s.narrow, s.up, s.scales, s.sums, **how)
-        gated(s.up[:rows], s.gate[:rows], scales, **how)
+        into(w.down, s.gate[:rows], lambda out, scales: gated(s.up[:rows], out, scales, **how))
         product(w.down, s.gate, s.made, s.scales, s.sums, **how)
         x.addcmul_(made.to(x.dtype), w.scale2)
 

@@ -24,7 +24,9 @@ from ..kernels.launching import Call, recording
 from ..kernels.prebuilt.keys import Key, key
 from ..kernels.prebuilt.library import library
 from ..kernels.targets import Target
+from ..network.codes import Codes, forget
 from ..network.fused import FusedDecoder, FusedEncoder
+from ..network.ops.tokens import Matrix
 from ..network.plain import Half
 from ..network.program import Program
 from ..network.tokens import TokenNetwork
@@ -40,6 +42,8 @@ META = torch.device("meta")
 LARGE = int(SMALL_PLANE**0.5)
 #: Numbers of tokens with which attention takes more tiles, and more parts, than with few.
 TOKENS = (160 * 160, 200 * 200)
+#: Columns of a transformer's inputs that are rotated together.
+ROTATED = 4
 #: All histories are parked, on the device, in low bands.
 _PARKED = Parking(None, 1 << 20, near=1 << 60)
 Schedules = Mapping[Kind, Schedule]
@@ -216,13 +220,23 @@ def _frames(network: FusedEncoder, count: int, size: int) -> Tensor:
 
 
 def _tokens(half: Half, dtype: torch.dtype, kind: str | None) -> None:
-    network = TokenNetwork(half, dtype, META, kind)
     size = (1, LARGE // 8, LARGE // 8)
-    run = network.memory(size, 1)
-    run.allocate()
     latents = torch.empty(half.program.takes, *size, device=META)
-    for _ in network.decode([latents], 1, lambda: None, run):
-        pass
+
+    def decode() -> None:
+        network = TokenNetwork(half, dtype, META, kind)
+        run = network.memory(size, 1)
+        run.allocate()
+        for _ in network.decode([latents], 1, lambda: None, run):
+            pass
+
+    decode()
+    if kind == "int8":  # a file's own codes have rotated inputs
+        for layer in (m for m in half.modules() if isinstance(m, Matrix)):
+            rows = torch.empty(len(layer.weight), device=META)
+            Codes(layer.weight.to(torch.int8), rows, ROTATED).attach(layer)
+        decode()
+        forget(half)
 
 
 def _nothing(_: Any) -> None:

@@ -8,17 +8,21 @@ from zerowaste_vae.engine.archs import by_file, detect
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE
 from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.errors import PlanError
+from zerowaste_vae.engine.kernels.tokens import rounded
+from zerowaste_vae.engine.network.codes import Codes
+from zerowaste_vae.engine.network.tokens import Product, turned
+from zerowaste_vae.engine.network.tokens import product as multiply
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.planning.make import make_planner
 from zerowaste_vae.engine.planning.plain_walk import Torch
-from zerowaste_vae.engine.precision.modes import Mode
+from zerowaste_vae.engine.precision.modes import PRECISIONS, Mode
 from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.system.memory import GIB
 
 from .originals import close
 
-PUBLISHED = ARCHITECTURE.published.config
+PUBLISHED, CPU = ARCHITECTURE.published.config, torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +58,59 @@ def test_int8_files_of_few_layers_decode_as_the_originals(shared, name, layers):
     assert len(cases) == (4 if name == "narrow" else 2)
     for case in cases:
         close(vae.decode_raw(tensors[f"{case}.latent"]), tensors[f"{case}.decode"])
+
+
+def decibel(a: torch.Tensor, b: torch.Tensor) -> float:
+    """PSNR of pictures in 0..1."""
+    return float(-10 * (a.float() - b.float()).square().mean().log10())
+
+
+@pytest.fixture(params=["narrow", "deep"])
+def int8(request, shared, monkeypatch):
+    """(VAE of an int8 file that multiplies its codes, in fp32 between products; recorded tensors)"""
+    monkeypatch.setitem(PRECISIONS, "fp16", torch.float32)
+    folder = shared / "golden" / "minimax_h3_int8"
+    vae = load(folder / f"{request.param}.weights.safetensors", "int8", "cpu")
+    return vae, load_file(folder / f"{request.param}.io.safetensors")
+
+
+@pytest.mark.parametrize("name", ["attn.to_qkv", "ff.w2"])
+def test_int8_products(int8, name):
+    """Inputs of a product as ComfyUI rotates and rounds them, and its results; a column is an outlier."""
+    vae, tensors = int8
+    product = Product.of(vae.model.decoder.get_submodule(f"transformer_blocks.0.{name}"), "int8", torch.float32, CPU)
+    x, expected = tensors[f"{name}.x"], tensors[f"{name}.y"]
+    codes, scales, out = torch.empty_like(x), torch.empty(len(x)), torch.empty_like(expected)
+    turned(x, product.turn, codes)
+    codes, plain = torch.empty_like(x, dtype=torch.int8), codes
+    rounded(plain, codes, scales)
+    assert torch.equal(codes, tensors[f"{name}.x_int8"])
+    torch.testing.assert_close(scales[:, None], tensors[f"{name}.x_scale"], rtol=1e-6, atol=0)
+    multiply(product, codes, out, scales, torch.empty(out.numel(), dtype=torch.int32))
+    torch.testing.assert_close(out, expected, rtol=0, atol=4e-6)
+
+
+def test_int8_decodes(int8):
+    """As ComfyUI's int8 path, and no further from the dequantised network than that."""
+    vae, tensors = int8
+    assert vae.precision == "int8"
+    for case in [case.removesuffix(".int8") for case in tensors if case.startswith("T") and case.endswith(".int8")]:
+        made = vae.decode_raw(tensors[f"{case}.latent"])
+        theirs, exact = tensors[f"{case}.int8"], tensors[f"{case}.decode"]
+        assert decibel(made, theirs) > 70  # rounding to whole numbers tells of the last bits
+        assert decibel(made, exact) > decibel(theirs, exact) - 0.5
+
+
+def test_int8_codes_go_with_changed_weights(int8):
+    vae, tensors = int8
+    layer = vae.model.decoder.get_submodule("transformer_blocks.0.ff.w2")
+    assert Codes.of(layer) is not None
+    before = vae.decode_raw(tensors["T1.latent"])
+    with torch.no_grad():
+        layer.weight.mul_(1.5)
+    assert Codes.of(layer) is None
+    assert not torch.equal(vae.decode_raw(tensors["T1.latent"]), before)
+    assert Product.of(layer, "int8", torch.float32, CPU).turn is None
 
 
 def test_published_widths_and_names():
