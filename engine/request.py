@@ -26,6 +26,9 @@ MOST, LEAST, LEAST_SHARE = 2.0, -0.1, 0.01
 #: Pixels that blended tiles share by default.
 OVERLAP = 64
 TILINGS = ("auto", "untiled", "exact", "blended")
+#: How a decoder that tiles itself blends a tile: with its neighbours as they already are in the picture, or as they
+#: came. ComfyUI does the first after 0.33.0, and did the second up to it.
+NATIVE_BLENDS = ("assembled", "separate")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Request:
         chunk: latents per step.
         vram_gb, ram_gb: memory targets in GB (2^30 bytes) for the device and for parked histories.
         output: type of a decode's frames: "float32", "float16" or "uint8" (0..255).
+        native_blend: one of `NATIVE_BLENDS`, for decoders that tile themselves.
 
     Raises:
         InputError: a value that no VAE can serve.
@@ -51,10 +55,11 @@ class Request:
     vram_gb: float | None = None
     ram_gb: float | None = None
     output: str = "float32"
+    native_blend: str = NATIVE_BLENDS[0]
 
     def __post_init__(self) -> None:
-        for name, value, known in (("tiling", self.tiling, TILINGS), ("output", self.output, OUTPUTS)):
-            if value not in known:
+        for name, known in (("tiling", TILINGS), ("output", OUTPUTS), ("native_blend", NATIVE_BLENDS)):
+            if (value := getattr(self, name)) not in known:
                 raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
         check_whole(tile=self.tile, overlap=self.overlap, chunk=self.chunk)
         if self.overlap is None:

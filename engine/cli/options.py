@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import log
 from ..errors import InputError
+from ..request import NATIVE_BLENDS
 from ..system.writing import check_target, write_text
 
 if TYPE_CHECKING:
@@ -130,12 +131,19 @@ def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     group.add_argument("--ram-gb", type=float, metavar="GB",
                        help="host memory for parked histories (default: half of what is free)")  # fmt: skip
     group.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per step, 0: planned (default: 0)")
+    group.add_argument("--native-blend", default=NATIVE_BLENDS[0], metavar="B",
+                       help="native tiles (MiniMax H3): assembled (default), or separate as ComfyUI did up to "
+                       "0.33.0")  # fmt: skip
     return group
+
+
+#: Names of the options of `add_memory_options`.
+MEMORY = ("tiling", "tile", "overlap", "chunk", "vram_gb", "ram_gb", "native_blend")
 
 
 def memory_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the values of `add_memory_options` as arguments of a `Request`."""
-    return {name: getattr(args, name) for name in ("tiling", "tile", "overlap", "chunk", "vram_gb", "ram_gb")}
+    return {name: getattr(args, name) for name in MEMORY}
 
 
 def run_options(args: argparse.Namespace, ranks: Ranks | None) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def _decode(
             coming -= len(some)
             for place in some:
                 if canvas is None or canvas.clip != place.clip:
-                    canvas = _Canvas(own, rows, columns, place.clip, half.dtype, guard.device)
+                    canvas = _Canvas(own, rows, columns, place.clip, half.dtype, guard.device, plan.own.blend)
                 pixels, health = canvas.add(place, next(made))
                 _write(writer, canvas, place, pixels, health, left[place.clip])
                 if (place.row, place.column) == (len(rows) - 1, len(columns) - 1):
@@ -142,12 +142,16 @@ class _Cuts:
 
 
 class _Blend:
-    """Tiles of a frame, row by row: each is blended with the one above, then with the one to its left, both unblended.
+    """Tiles of a frame, row by row: each is blended with the one above, then with the one to its left.
 
     The parts of them that the next tiles need are kept, in the tiles' type; the arithmetic is in fp32."""
 
-    def __init__(self, rows: Sequence[Span], columns: Sequence[Span], unit: int = 1) -> None:
-        """Prepare for the given spans. unit: pixels of a span for each of a tile's pixels."""
+    def __init__(
+        self, rows: Sequence[Span], columns: Sequence[Span], unit: int = 1, assembled: bool = False
+    ) -> None:  # fmt: skip
+        """Prepare for the given spans. unit: pixels of a span for each of a tile's pixels. assembled: neighbours are
+        taken as they are in the picture, blended with theirs; else as they came."""
+        self._assembled = assembled
         self.rows, self.columns = ([_in(s, unit) for s in spans] for spans in (rows, columns))
         self._above: dict[int, Tensor] = {}
         self._left: Tensor | None = None
@@ -162,10 +166,14 @@ class _Blend:
             _mix(self._above[j], whole[..., : row.shared, :], -2)
         if column.shared:
             _mix(self._left, whole[..., : column.shared], -1)
+        kept = whole if self._assembled else tile
         if below is not None:
-            self._above[j] = tile[..., -below.shared :, :].clone()
+            strip = kept[..., -below.shared :, :]
+            if self._assembled and column.shared:  # there the picture has this tile, no longer the one before
+                self._above[j - 1][..., -column.shared :] = strip[..., : column.shared]
+            self._above[j] = strip.to(tile.dtype, copy=True)
         if right is not None:
-            self._left = tile[..., -right.shared :].clone()
+            self._left = kept[..., -right.shared :].to(tile.dtype, copy=True)
         height, width = self.size(i, j)
         return whole[..., :height, :width]
 
@@ -201,10 +209,10 @@ class _Canvas:
 
     def __init__(
         self, own: OwnTiles, rows: Sequence[Span], columns: Sequence[Span], clip: int, dtype: torch.dtype,
-        device: torch.device,
+        device: torch.device, blend: str = "separate",
     ) -> None:  # fmt: skip
         self.own, self.rows, self.columns, self.clip = own, rows, columns, clip
-        self._blend = _Blend(rows, columns)
+        self._blend = _Blend(rows, columns, assembled=blend == "assembled")
         self._kept = torch.empty(3, own.blended, rows[-1].end, columns[-1].end, dtype=dtype, device=device)
         self._section, self._mixes = -1, False
         self._units = [torch.tensor(v, device=device).view(3, 1, 1, 1) for v in (own.deviation, own.mean)]

@@ -120,7 +120,7 @@ class OwnPlanner:
             tiles = -(-tiles // together) * together
             x = tiles * tokens * step.width * self._dtype.itemsize
             peak = besides + x + (resident + (BUFFERS if resident < step.layers else 0)) * layer
-            how = Own(tiles, (len(rows), len(columns)), resident, step.layers)
+            how = Own(tiles, (len(rows), len(columns)), resident, step.layers, request.native_blend)
             whole = grid(*size[1:], own.unit * max(size[1:]), 0, own.unit)
             host = (step.layers - resident) * layer if self._kind else 0
             made = Plan(Steps(own.latents), whole, peak, host_bytes=host, own=how)

@@ -15,16 +15,18 @@ class Own:
     """Plan of a network that tiles itself.
 
     tiles: computed at a time. grid: rows and columns of tiles in a frame. resident: layers whose weights are on the
-    device, of all `layers`; 0, 0 if no weights could be elsewhere."""
+    device, of all `layers`; 0, 0 if no weights could be elsewhere. blend: how a decode blends tiles
+    (`request.NATIVE_BLENDS`)."""
 
     tiles: int
     grid: tuple[int, int]
     resident: int = 0
     layers: int = 0
+    blend: str = "separate"
 
     def describe(self) -> str:
         rows, columns = self.grid
-        of = f"the model's own {columns} x {rows} tiles, {self.tiles} at a time"
+        of = f"the model's own {columns} x {rows} tiles ({self.blend} blend), {self.tiles} at a time"
         hosted = self.layers - self.resident
         return of + (f", weights of {hosted} of {self.layers} layers streamed from host memory" if hosted else "")
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from .. import log
-from ..errors import PlanError
+from ..errors import InputError, PlanError
 from ..network.plain import Network
 from ..network.program import Program
 from ..network.steps import Steps
@@ -98,6 +98,8 @@ class Planner:
         check_frame(self._program(half), *size[1:])
         if self._own is not None:
             return self._own.plan(half, size, request, limits, rest, check)
+        if request.native_blend != DEFAULT.native_blend:
+            raise InputError("native_blend is for VAEs that tile themselves (MiniMax H3): leave it out")
         chunk, chunks = request.chunk, self._chunks(half)
         if chunk and chunks is not None and chunk != chunks[1] and self._fused():
             log.once(f"chunk={chunk} is not used: this network's norms take {chunks[1]} latents at a time together")

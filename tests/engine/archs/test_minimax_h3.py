@@ -7,7 +7,7 @@ from zerowaste_vae import load
 from zerowaste_vae.engine.archs import by_file, detect
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE
 from zerowaste_vae.engine.bench.subject import random_checkpoint
-from zerowaste_vae.engine.errors import PlanError
+from zerowaste_vae.engine.errors import InputError, PlanError
 from zerowaste_vae.engine.kernels.tokens import rounded
 from zerowaste_vae.engine.network.codes import Codes
 from zerowaste_vae.engine.network.tokens import Product, turned
@@ -36,8 +36,32 @@ def golden(shared):
 @pytest.mark.parametrize("name", ["T1", "T2", "T2tiles", "T7", "T12"])
 def test_decodes_are_the_originals(golden, name):
     vae, tensors = golden
-    close(vae.decode_raw(tensors[f"{name}.latent"]), tensors[f"{name}.decode"])
+    made = vae.decode(tensors[f"{name}.latent"], native_blend="separate")
+    close(made.movedim(-1, 1), tensors[f"{name}.decode"])
     assert "own" in vae.last_report.plan and vae.last_report.mode.startswith("a transformer")
+
+
+@pytest.mark.parametrize("name", ["T1", "T1long"])
+def test_tiles_blend_by_either_rule(golden, shared, name):
+    """Where overlaps cross: with neighbours as they are in the picture, as ComfyUI does now, or as they came. Recorded
+    in fp16."""
+    vae, _ = golden
+    tensors = load_file(shared / "golden" / "minimax_h3_blend" / "minimax_h3_blend.io.safetensors")
+    rules = {"assembled": "decode", "separate": "decode_0.33.0"}
+    for rule, recorded in rules.items():
+        made = vae.decode(tensors[f"{name}.latent"], native_blend=rule).movedim(-1, 1)
+        assert f"({rule} blend)" in vae.last_report.plan
+        assert (made - tensors[f"{name}.{recorded}"].float()).abs().max() < 2.6e-4
+        other = tensors[f"{name}.{(set(rules.values()) - {recorded}).pop()}"].float()
+        assert (made - other).abs().max() > 0.01
+    assert torch.equal(vae.decode_raw(tensors[f"{name}.latent"]), vae.decode(tensors[f"{name}.latent"]).movedim(-1, 1))
+    with pytest.raises(InputError, match="native_blend='both' is not one of assembled, separate"):
+        vae.plan_decode(1, 18, 20, native_blend="both")
+
+
+def test_other_families_have_no_native_tiles(vae):
+    with pytest.raises(InputError, match="native_blend is for VAEs that tile themselves"):
+        vae.plan_decode(1, 8, 8, native_blend="separate")
 
 
 @pytest.mark.parametrize("name", ["F1", "F5tiles", "F22", "F39"])
