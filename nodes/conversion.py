@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..engine import Checkpoint, CheckpointError, InputError, log, read_checkpoint
 from ..engine.archs import detect
+from ..engine.checkpoints import from_stored
 from ..engine.kernels.precision import fp32_math
 from ..engine.network.stamp import Stamp
 from ..engine.options import Options
@@ -69,7 +70,11 @@ def from_host_vae(vae: object, precision: str) -> EngineVAE | None:
     if not known(vae) or not follows_vae(vae):
         return None
     network = vae.first_stage_model  # not the VAE: `_converted` drops its entry when that is freed
-    return EngineVAE(lambda: of_network(network), precision, Settings(), device=vae.device)
+    try:
+        return EngineVAE(lambda: of_network(network), precision, Settings(), device=vae.device)
+    except CheckpointError as error:  # layers in a form that only the host's code runs
+        _left_to_host(network, str(error))
+        return None
 
 
 def of_network(network: object) -> Checkpoint:
@@ -80,7 +85,10 @@ def of_network(network: object) -> Checkpoint:
         # Nodes may have set these after loading.
         now = {name: getattr(network, name) for name in SETTINGS if hasattr(network, name)}
         metadata = {"config": json.dumps({"vae": config | now})}
-    return Checkpoint(detect(tensors).completed(tensors), metadata)
+    found = Checkpoint(tensors, metadata)
+    if _quantised(tensors):
+        found = replace(from_stored(tensors, metadata, Path(type(network).__name__)), path=None)
+    return replace(found, tensors=detect(found.tensors).completed(found.tensors))
 
 
 def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
@@ -102,15 +110,21 @@ def known(vae: object) -> bool:
     network = getattr(vae, "first_stage_model", None)
     names = () if network is None else vae.get_sd()
     architecture = detect(names)
-    # Layers that the host has quantised are in a form that only its own code runs.
-    if architecture is None or any(name.endswith(".comfy_quant") for name in names):
+    if architecture is None or (_quantised(names) and architecture.own is None):
         return False
-    checkpoint = of_network(network)
+    # The sizes of quantised layers are those of their biases too; making floats of their codes takes long.
+    shapes = {key: tuple(t.shape) for key, t in architecture.completed(network.state_dict()).items()}
+    metadata = {} if _quantised(names) else of_network(network).metadata
     try:
-        architecture.config_of({key: tuple(t.shape) for key, t in checkpoint.tensors.items()}, checkpoint.metadata)
+        architecture.config_of(shapes, metadata)
     except InputError as error:
         return not _left_to_host(network, str(error))
     return follows(network)
+
+
+def _quantised(names: Iterable[str]) -> bool:
+    """Return True if the host has quantised layers of a network with these tensors."""
+    return any(name.endswith(".comfy_quant") for name in names)
 
 
 def follows(network: object) -> bool:

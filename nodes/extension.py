@@ -23,7 +23,7 @@ from .host import ComfyExtension, io
 from .loader import DemoClip, Loader, Optimize
 from .panel import TUNER, Question, answer
 from .save import Save
-from .services import busy, machine, server
+from .services import busy, machine, native_blend, server
 from .widgets import CATEGORY
 
 PLAN, TUNE = "/zerowaste_vae/plan", "/zerowaste_vae/tune"
@@ -100,7 +100,7 @@ async def plan(request: web.Request) -> web.Response:
 def _answer(question: Question) -> dict[str, object]:
     with log.silent():
         files.learn_checkpoint(question.model)
-        return answer(question, machine())
+        return answer(question, machine(), native_blend())
 
 
 async def start_tuning(request: web.Request) -> web.Response:

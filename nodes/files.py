@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 import folder_paths
+import torch
 
 from ..engine import Checkpoint, InputError, demo_vae_path, log, read_checkpoint
 from ..engine.archs import by_file, detect
@@ -137,18 +138,10 @@ def _learn(name: str, path: Path) -> None:
             shapes = {key: tuple(t.shape) for key, t in header.tensors.items()}
             config = architecture.config_of(shapes, header.metadata, stored_groups(header))
             KNOWN.learn(name, architecture.of(config), config)
-            KNOWN.learn_quantised(name, _is_quantised(path))
+            codes = architecture.own is not None and any(t.dtype == torch.int8 for t in header.tensors.values())
+            KNOWN.learn_quantised(name, codes)
     except Exception as error:  # one strange file must not keep the others from being read
         log.debug(f"{name}: no plans before it is loaded ({error})")
-
-
-def _is_quantised(path: Path) -> bool:
-    """Return True if ComfyUI itself has quantised layers of this file, by its header."""
-    if path.suffix == ".gguf":
-        return False
-    with path.open("rb") as file:
-        header = file.read(int.from_bytes(file.read(8), "little"))
-    return b'.comfy_quant"' in header or b'"_quantization_metadata"' in header
 
 
 # -- new ones ---------------------------------------------------------------------------------------------------------

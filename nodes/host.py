@@ -36,7 +36,7 @@ from .networks import Direct, altered, patched
 from .panel import KNOWN, plan_facts, raised_facts
 from .reports import Outcome, fitting
 from .runs import Preview, Stages, others
-from .services import Progress, bare, machine, sampled, say_here, shows_previews
+from .services import Progress, bare, machine, native_blend, sampled, say_here, shows_previews
 from .settings import Settings
 
 __all__ = ["ComfyExtension", "EngineVAE", "io", "own_vae"]
@@ -221,6 +221,8 @@ class EngineVAE(comfy.sd.VAE):
         of a Request; rest: as for plans; gpus: those that share the work."""
         if operation == "encode" and not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
+        if operation == "decode" and self.engine.architecture.own is not None:
+            options = options | {"native_blend": native_blend()}
         shown, plans, started = Progress(), [], time.perf_counter()
 
         def begin(plan: Plan) -> None:

@@ -29,9 +29,10 @@ from ..engine.planning.plain_walk import Torch
 from ..engine.planning.plan import Plan
 from ..engine.planning.planner import Planner
 from ..engine.precision.modes import MIXED, Mode
-from ..engine.request import OVERLAP, TILINGS, Request
+from ..engine.request import NATIVE_BLENDS, OVERLAP, TILINGS, Request
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.system.memory import GIB
+from ..engine.system.orders import ORDERS
 from ..engine.tuning import kept
 from ..engine.tuning.tune import tune, why_not
 from .reports import labelled
@@ -39,8 +40,7 @@ from .reports import labelled
 #: Largest values a question may hold; sizes in pixels, memory in GB.
 LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 4096, "tile": 16384, "overlap": 16384,
           "chunk": 4096, "channels": 4096, "vram_gb": 1024.0, "ram_gb": 65536.0}  # fmt: skip
-_CHOICES = {"tiling": TILINGS, "precision": NAMES, "output": ("auto", *OUTPUTS), "kernels": CHOICES,
-            "loader": ("own", "host")}  # fmt: skip
+_CHOICES = {"tiling": TILINGS, "precision": NAMES, "output": ("auto", *OUTPUTS), "kernels": CHOICES}
 #: Characters of texts, and of a list of optimisations.
 _TEXTS, _NAMES = {"model": 512, "encoded_by": 512, "gpus": 200}, 200
 
@@ -50,7 +50,7 @@ class Question:
     """A decode that may be run. Pixels, frames, latents per chunk, GB; 0 and "auto" are left to the planner.
 
     model: the name its file is listed under. channels: of the latent, or encoded_by: the name of the VAE that made it,
-    where either is known. gpus: in the form of the widget. loader: "host" where a node of ComfyUI's loads the file.
+    where either is known. gpus: in the form of the widget.
     """
 
     model: str = ""
@@ -69,7 +69,6 @@ class Question:
     gpus: str = "auto"
     channels: int = 0
     encoded_by: str = ""
-    loader: str = "own"
     options: Options = DEFAULTS
 
     @classmethod
@@ -143,7 +142,7 @@ class Known:
             return name in self._facts
 
     def learn_quantised(self, name: str, quantised: bool) -> None:
-        """Store whether ComfyUI's own loaders keep layers of this file in a form that only ComfyUI's code runs."""
+        """Store whether this file has int8 codes, which "auto" multiplies as they are on a GPU."""
         (self.quantised.add if quantised else self.quantised.discard)(name)
 
 
@@ -202,29 +201,32 @@ def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 
-def answer(question: Question, machine: Machine) -> dict[str, object]:
+def answer(question: Question, machine: Machine, native_blend: str = NATIVE_BLENDS[0]) -> dict[str, object]:
     """Return the plan of a decode for the panel. Raises InputError where the options contradict each other.
 
     A file that no node has loaded yet is planned as the published VAE of its name, and the answer says so; there is no
     plan for any other: `unknown`, with `host` where it is known that ComfyUI's own code runs it.
     """
     network, loaded = network_of(question.model), question.model in KNOWN
-    hosts = loaded and (network is None or (question.loader == "host" and question.model in KNOWN.quantised))
-    if network is None or hosts:
-        return {"unknown": True, "host": hosts, "model": question.model}
+    if network is None:
+        return {"unknown": True, "host": loaded, "model": question.model}
     (architecture, config), here, q = network, machine.device, question
     devices = resolve(q.gpus, here)
     if here not in devices:
         raise InputError(f"ComfyUI runs this VAE on {here}: name that GPU too, or all")
-    precision = auto_precision(here, architecture) if q.precision == "auto" else q.precision
+    asked = q.precision
+    if asked == "auto" and q.model in KNOWN.quantised and here.type == "cuda" and not ORDERS.precision:
+        asked = "int8"
+    precision = auto_precision(here, architecture) if asked == "auto" else asked
     plain = architecture.native if precision in MIXED else precision
-    planner, choices, off, mode = _planner(architecture, config, q.precision, plain, here, q.options, kept.rates(here))
-    if q.precision == "auto" and mode.half_accumulate:
+    planner, choices, off, mode = _planner(architecture, config, asked, plain, here, q.options, kept.rates(here))
+    if asked == "auto" and mode.half_accumulate:
         precision = "fp16_fast"
     target, source = machine.target(q.vram_gb, q.ram_gb)
     output = "float32" if q.output == "auto" else q.output
     overlap = None if q.overlap == OVERLAP else q.overlap  # the widget's default is no wish
-    request = Request(q.tiling, q.tile, overlap, q.chunk, q.vram_gb, q.ram_gb, output)
+    blend = NATIVE_BLENDS[0] if architecture.own is None else native_blend
+    request = Request(q.tiling, q.tile, overlap, q.chunk, q.vram_gb, q.ram_gb, output, blend)
     latents, batch = architecture.latents(architecture.filled(q.frames)), q.batch
     if architecture.still:
         latents, batch = latents * batch, 1

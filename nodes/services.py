@@ -12,10 +12,12 @@ import torch
 from comfy.cli_args import LatentPreviewMethod, args
 from comfy_execution.utils import get_executing_context
 
+from ..engine import log
 from ..engine.archs import DEFAULT
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.planning.budget import Machine
 from ..engine.planning.fusable import availability
+from ..engine.request import NATIVE_BLENDS
 from ..engine.runtime.pinned import forbid
 from .runs import PREVIEW_SIZE, Preview
 from .settings import obey
@@ -63,6 +65,27 @@ def unavailable() -> dict[str, str | None]:
     """Return optimisation -> why it has no effect here for the first family's VAE in its default precision, or None."""
     device = mm.vae_device()
     return availability(device, DEFAULT.name, None, PRECISIONS[auto_precision(device, DEFAULT)])
+
+
+@functools.cache
+def native_blend() -> str:
+    """Return the rule by which this host blends the tiles of a VAE that tiles itself, one of `NATIVE_BLENDS`.
+
+    Four tiles of the same numbers are put together by the host's own code: where their overlaps cross, the first corner
+    is the first tile's, or by the older rule that of the tile to the left.
+    """
+    try:
+        from comfy.ldm.minimax.vae import MiniMaxH3VideoVAE as Network
+
+        probe = Network.__new__(Network)
+        torch.nn.Module.__init__(probe)
+        probe.vae_ratio, probe.tile_size, probe.tile_overlap_min = 1, 4, 2
+        probe._decode_pixels = lambda z: z + torch.arange(16.0).view(4, 4)
+        corner = float(probe.tiled_decode(torch.zeros(1, 1, 1, 6, 6))[..., 2, 2])
+    except Exception as error:  # a host without such a network, or with another one
+        log.debug(f"the host's blending of native tiles is not known: {error}")
+        return NATIVE_BLENDS[0]
+    return NATIVE_BLENDS[corner != 10.0]
 
 
 def shows_previews() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -52,8 +52,8 @@ def read_checkpoint(
     Args:
         native_names: replace the diffusers names of a network by its original ones.
         progress: called with (bytes done, bytes in all).
-        shapes_only: read only the header; tensors are float16 on the meta device, whatever the file's type, quantised
-            ones in the shape they are stored in.
+        shapes_only: read only the header; tensors are on the meta device, int8 codes as such and all others float16
+            whatever the file's type, quantised ones in the shape they are stored in.
 
     Raises:
         CheckpointError: one line that starts with the path.
@@ -102,23 +102,43 @@ def _read_safetensors(
     stored = {e.name: e for e in entries}
     names = _wanted_names(stored, native)
     if shapes_only:
-        return _finish({name: _shape(stored[old].shape) for old, name in names.items()}, dict(metadata), path)
+        kinds = {old: torch.int8 if entry.dtype == "I8" else torch.float16 for old, entry in stored.items()}
+        return _finish({n: _shape(stored[old].shape, kinds[old]) for old, n in names.items()}, dict(metadata), path)
     tick = Progress(path, sum(stored[n].nbytes for n in names), progress)
     tensors: dict[str, torch.Tensor] = {}
     for old, name in names.items():
         tensors[name] = safetensors_file.read_tensor(file, stored[old], path)
         tick.add(stored[old].nbytes)
     fp8 = {name for old, name in names.items() if safetensors_file.DTYPES[stored[old].dtype] in safetensors_file.FP8}
-    architecture = detect(names.values())
+    return from_stored(tensors, dict(metadata), path, fp8, told_by(metadata, names))
+
+
+def from_stored(
+    tensors: dict[str, torch.Tensor], metadata: dict[str, object], path: Path, fp8: Collection[str] = (),
+    told: Mapping[str, Mapping[str, object]] | None = None,
+) -> Checkpoint:  # fmt: skip
+    """Return the checkpoint of tensors as a safetensors file stores them, which are used up.
+
+    Args:
+        tensors: by the network's names.
+        metadata: of the file.
+        path: of the file, for messages.
+        fp8: names of tensors that were stored as fp8.
+        told: descriptions of quantised weights, beside those among the tensors.
+
+    Raises:
+        CheckpointError: a quantised form that is not supported, or a damaged one.
+    """
+    architecture = detect(tensors)
     # As ComfyUI computes with them. A network made for bf16 may need values that float16 does not hold.
     dtype = torch.float16 if architecture is not None and architecture.native == "fp16" else torch.float32
     codes: dict[str, Codes] | None = {} if architecture is not None and architecture.own is not None else None
-    apply_scales(tensors, fp8, path, told_by(metadata, names), dtype, codes)
-    return replace(_finish(tensors, dict(metadata), path), codes=codes or {})
+    apply_scales(tensors, fp8, path, told, dtype, codes)
+    return replace(_finish(tensors, metadata, path), codes=codes or {})
 
 
-def _shape(shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.float16, device="meta")
+def _shape(shape: tuple[int, ...], dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _finish(tensors: dict[str, torch.Tensor], metadata: dict[str, object], path: Path) -> Checkpoint:

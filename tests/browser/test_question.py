@@ -88,16 +88,6 @@ def test_size_and_file_come_from_the_nodes_before():
     assert found["query"] == {"model": "a.gguf", "channels": 16, **size}
 
 
-def test_the_question_says_whose_loader_it_is():
-    """Layers that ComfyUI has quantised stay its own behind its loaders."""
-    graph = chain()
-    assert "loader" not in asked(graph)["query"]
-    for kind, widget in (("VAELoader", "vae_name"), ("CheckpointLoaderSimple", "ckpt_name")):
-        graph["loader"] = {"class": kind, "widgets": {widget: "a.safetensors"}}
-        query = asked(graph)["query"]
-        assert (query["model"], query["loader"]) == ("a.safetensors", "host")
-
-
 def test_channels_follow_from_what_made_the_latent():
     """A sampler makes an empty latent fit its model: behind one nothing is known."""
     graph = chain()

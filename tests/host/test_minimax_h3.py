@@ -144,3 +144,53 @@ def test_encodes_are_the_hosts(written, size):
     name = "x".join(map(str, size))
     moments = vae.encode_raw(tensors[f"pixels {name}"])
     assert deviation(vae.model.sample(moments), tensors[f"encoded {name}"]) < BOUND
+
+
+#: A stock Load VAE of an int8 file, in the place of the published sizes those of the recorded one.
+STOCK = """
+import sys
+sys.argv = [sys.argv[0], "--cpu", *sys.argv[1:]]
+folder = sys.argv.pop()
+import functools
+import comfy.options
+comfy.options.enable_args_parsing()
+import comfy.sd
+import comfy.utils
+import torch
+from comfy.ldm.minimax import vae as minimax
+from safetensors.torch import load_file
+from zerowaste_vae.nodes import conversion, services
+from zerowaste_vae.nodes.loader import Optimize
+
+blend = services.native_blend()
+minimax.ViT3DDecoder = functools.partial(minimax.ViT3DDecoder, num_layers=1, heads=2)
+minimax.MiniMaxH3VideoVAE = functools.partial(minimax.MiniMaxH3VideoVAE, ch=32, ch_mult=(1,) * 6)
+io = load_file(f"{folder}/narrow.io.safetensors")
+vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(f"{folder}/narrow.weights.safetensors"))
+assert any(name.endswith(".comfy_quant") for name in vae.get_sd())
+
+def difference(made, expected):
+    return float((made.movedim(-1, 1) - expected).abs().max())
+
+floats, codes = conversion.engine_vae(vae), Optimize.execute(vae, precision="int8")[0]
+assert (floats.engine.precision, codes.engine.precision) == ("fp32", "int8")
+z = io["T1tiles.latent"]
+assert difference(floats.decode(z), io["T1tiles.decode"]) < 4e-5
+assert difference(codes.decode(z), io["T1tiles.int8"]) < 8e-3 < difference(codes.decode(z), 0)
+print("blend", blend, f"({blend} blend)" in floats.engine.last_report.plan)
+
+class Newer(torch.nn.Module):
+    def tiled_decode(self, z):  # the first corner of the last tile is the first tile's
+        return torch.full_like(z, float(self._decode_pixels(torch.zeros(4, 4))[2, 2]))
+
+services.native_blend.cache_clear()
+minimax.MiniMaxH3VideoVAE = Newer
+print("then", services.native_blend())
+"""
+
+
+def test_a_stock_int8_vae_runs_on_the_engine(host_places, pack_folder, shared):
+    """Its codes where int8 is asked for, their float values on a CPU; tiles blend as this host's do."""
+    folder = str(shared / "golden" / "minimax_h3_int8")
+    said = running.printed(host_places, STOCK, folder, folder=pack_folder)
+    assert "blend separate True" in said and "then assembled" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +11,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from zerowaste_vae.engine import Checkpoint, InputError, load, read_checkpoint
 from zerowaste_vae.engine.checkpoints import save_checkpoint
 
@@ -93,20 +93,16 @@ def test_names_of_files(tmp_path):
             check_prefix(tmp_path, name)
 
 
-def test_headers_say_what_comfyui_has_quantised(tmp_path, vae_file, monkeypatch):
-    """Each layer describes itself, or the file's metadata do; an overwritten file is read anew."""
+def test_headers_say_which_files_have_int8_codes(tmp_path, shared, monkeypatch):
+    """An overwritten file is read anew."""
     learnt = {}
-    monkeypatch.setattr(files.KNOWN, "learn", lambda name, network, _: learnt.update(network=network is not None))
+    monkeypatch.setattr(files.KNOWN, "learn", lambda name, network, _: learnt.update(network=network.name))
     monkeypatch.setattr(files.KNOWN, "learn_quantised", lambda name, quantised: learnt.update({name: quantised}))
-    plain = read_checkpoint(vae_file).tensors
-    layer = next(name for name in plain if name.endswith(".weight")).removesuffix(".weight")
-    told = torch.tensor(list(b"{}"), dtype=torch.uint8)
-    for number, (tensors, metadata, expected) in enumerate([
-        (plain, None, False), (plain | {f"{layer}.comfy_quant": told}, None, True),
-        (plain, {"_quantization_metadata": "{}"}, True), (plain, None, False),
+    path, golden = tmp_path / "vae.safetensors", shared / "golden"
+    for number, (source, expected) in enumerate([
+        ("minimax_h3_int8/narrow", True), ("minimax_h3/minimax_h3", False),
     ]):  # fmt: skip
-        path = tmp_path / "vae.safetensors"
-        save_file(tensors, path, {"norm_num_groups": "4", **(metadata or {})})
+        shutil.copyfile(golden / f"{source}.weights.safetensors", path)
         os.utime(path, ns=(number, number))
         files._learn("vae", path)
-        assert learnt == {"network": True, "vae": expected}
+        assert learnt == {"network": "minimaxh3", "vae": expected}

@@ -9,11 +9,11 @@ import random
 import pytest
 import torch
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.engine.archs import ARCHITECTURES, wan
+from zerowaste_vae.engine.archs import ARCHITECTURES, minimax_h3, wan
 from zerowaste_vae.engine.archs.seedvr2 import Config
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.planning.budget import Machine
-from zerowaste_vae.engine.precision import modes
+from zerowaste_vae.engine.precision import modes, scaled
 from zerowaste_vae.engine.request import TILINGS
 from zerowaste_vae.nodes import panel
 from zerowaste_vae.nodes.panel import KNOWN, LIMITS, Known, Question, answer, network_of
@@ -200,15 +200,21 @@ def test_a_vae_of_others_has_no_plan_whatever_its_name():
     assert found == {"unknown": True, "host": True, "model": "wan_like.safetensors"}
 
 
-def test_layers_that_comfyui_quantised_have_a_plan_from_our_loader_only(tiny):
-    query = tiny | {"width": "64", "height": "64", "frames": "1"}
-    hosts = Question.parse(query | {"loader": "host"})
-    assert answer(hosts, CPU)["fits"]
-    KNOWN.learn_quantised(hosts.model, True)
-    assert answer(hosts, CPU) == {"unknown": True, "host": True, "model": hosts.model}
-    assert answer(Question.parse(query), CPU)["fits"]
-    KNOWN.learn_quantised(hosts.model, False)
-    assert answer(hosts, CPU)["fits"]
+def test_auto_multiplies_int8_codes_on_a_gpu(monkeypatch):
+    """As a file of MiniMax H3 in int8 runs behind any loader; on a CPU its float values do."""
+    monkeypatch.setattr(panel, "why_off", lambda *_: None)
+    monkeypatch.setattr(panel, "auto_precision", lambda device, _: "fp16" if device.type == "cuda" else "fp32")
+    monkeypatch.setattr(modes, "target", lambda *_: capabilities("any", 80, (3, 6)))
+    monkeypatch.setattr(scaled, "why_not", lambda *_: None)
+    KNOWN.learn("h3", minimax_h3.ARCHITECTURE, minimax_h3.Config(None, 128, 1, 512))
+    query = {"model": "h3", "width": "512", "height": "512", "frames": "22"}
+    card = Machine(torch.device("cuda", 0), 16 * GIB, GIB)
+    assert (plain := answer(Question.parse(query), card))["precision"] == "fp16"
+    KNOWN.learn_quantised("h3", True)
+    eight = answer(Question.parse(query), card)
+    assert (eight["precision"], answer(Question.parse(query), CPU)["precision"]) == ("int8", "fp32")
+    assert answer(Question.parse(query | {"precision": "fp16"}), card)["predicted_gb"] == plain["predicted_gb"]
+    assert "(separate blend)" in answer(Question.parse(query), CPU, "separate")["text"]
 
 
 def test_a_latent_of_other_channels_is_noticed(tiny):

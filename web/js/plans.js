@@ -21,9 +21,9 @@ export function planFor(query) {
   return undefined;
 }
 
-/** Whether the engine runs the VAE that a loader of ComfyUI's makes of this file, as far as anyone can say before. */
+/** Whether the engine runs the VAE of this file, as far as anyone can say before it is loaded. */
 export async function isKnown(model) {
-  const size = { width: 64, height: 64, frames: 1, loader: "host" };
+  const size = { width: 64, height: 64, frames: 1 };
   const reply = await api.fetchApi(`${ROUTE}?${new URLSearchParams({ model, ...size })}`).catch(() => null);
   return Boolean(reply?.ok) && !(await reply.json()).unknown;
 }

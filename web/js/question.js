@@ -97,7 +97,6 @@ function wishes(chain, unknown) {
   if (gpus && gpus !== "auto") wish.gpus = gpus;
   const file = vaeFile(chain[0]);
   if (file) wish.model = file;
-  if (file && !last.comfyClass?.startsWith("ZeroWaste")) wish.loader = "host";
   return wish;
 }
 
