@@ -100,7 +100,7 @@ async def plan(request: web.Request) -> web.Response:
 def _answer(question: Question) -> dict[str, object]:
     with log.silent():
         files.learn_checkpoint(question.model)
-        return answer(question, machine(), native_blend())
+        return answer(question, machine(), native_blend)
 
 
 async def start_tuning(request: web.Request) -> web.Response:

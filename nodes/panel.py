@@ -201,7 +201,9 @@ def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 
-def answer(question: Question, machine: Machine, native_blend: str = NATIVE_BLENDS[0]) -> dict[str, object]:
+def answer(
+    question: Question, machine: Machine, native_blend: Callable[[Architecture], str] = lambda _: NATIVE_BLENDS[0]
+) -> dict[str, object]:
     """Return the plan of a decode for the panel. Raises InputError where the options contradict each other.
 
     A file that no node has loaded yet is planned as the published VAE of its name, and the answer says so; there is no
@@ -225,7 +227,7 @@ def answer(question: Question, machine: Machine, native_blend: str = NATIVE_BLEN
     target, source = machine.target(q.vram_gb, q.ram_gb)
     output = "float32" if q.output == "auto" else q.output
     overlap = None if q.overlap == OVERLAP else q.overlap  # the widget's default is no wish
-    blend = NATIVE_BLENDS[0] if architecture.own is None else native_blend
+    blend = NATIVE_BLENDS[0] if architecture.own is None else native_blend(architecture)
     request = Request(q.tiling, q.tile, overlap, q.chunk, q.vram_gb, q.ram_gb, output, blend)
     latents, batch = architecture.latents(architecture.filled(q.frames)), q.batch
     if architecture.still:

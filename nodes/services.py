@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ from comfy.cli_args import LatentPreviewMethod, args
 from comfy_execution.utils import get_executing_context
 
 from ..engine import log
-from ..engine.archs import DEFAULT
+from ..engine.archs import DEFAULT, Architecture
 from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.planning.budget import Machine
 from ..engine.planning.fusable import availability
@@ -68,16 +69,16 @@ def unavailable() -> dict[str, str | None]:
 
 
 @functools.cache
-def native_blend() -> str:
+def native_blend(architecture: Architecture) -> str:
     """Return the rule by which this host blends the tiles of a VAE that tiles itself, one of `NATIVE_BLENDS`.
 
     Four tiles of the same numbers are put together by the host's own code: where their overlaps cross, the first corner
     is the first tile's, or by the older rule that of the tile to the left.
     """
     try:
-        from comfy.ldm.minimax.vae import MiniMaxH3VideoVAE as Network
-
-        probe = Network.__new__(Network)
+        module, _, name = architecture.host.rpartition(".")
+        network = getattr(importlib.import_module(module), name)
+        probe = network.__new__(network)
         torch.nn.Module.__init__(probe)
         probe.vae_ratio, probe.tile_size, probe.tile_overlap_min = 1, 4, 2
         probe._decode_pixels = lambda z: z + torch.arange(16.0).view(4, 4)

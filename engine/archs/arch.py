@@ -119,6 +119,8 @@ class Architecture:
     described: Callable[[Shapes, Mapping[str, object]], Any] | None = None
     #: The tiles and sections of networks that tile themselves.
     own: OwnTiles | None = None
+    #: ComfyUI's class of such a network, whose rule of blending tiles depends on its version.
+    host: str = ""
     #: Files of this layout hold VAEs with different latents, which only their weights tell apart.
     several: bool = False
     #: Parameters that stay in fp32 whatever the type of the others.

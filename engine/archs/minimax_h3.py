@@ -129,5 +129,5 @@ ARCHITECTURE = Architecture(
         "MiniMax H3", Config((128, 256, 256, 512, 512, 1024), 2048, 36, 8192),
         r"minimax(?!.*(audio|music))", ("minimax", "h3"), draws=DRAWS,
     ),
-    own=OWN, wide=(MEAN, DEVIATION),
+    own=OWN, host="comfy.ldm.minimax.vae.MiniMaxH3VideoVAE", wide=(MEAN, DEVIATION),
 )  # fmt: skip

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from zerowaste_vae.engine.archs import ARCHITECTURES
+
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {"comfy", "comfy_api", "comfy_execution", "folder_paths", "server"}
 ARGS = "comfy.cli_args.args"
@@ -43,6 +45,7 @@ PYTHON = [
         folder_paths.get_folder_paths folder_paths.recursive_search"""),
     ("0.33.0", "VAEs run in the device context of torch", "comfy.model_management.cuda_device_context"),
     ("0.33.0", "frames are float32", "comfy.model_management.intermediate_dtype"),
+    ("0.33.0", "native tiles blend by the newest rule", "comfy.ldm.minimax.vae.MiniMaxH3VideoVAE"),
     ("0.33.0", "tile and overlap stand beside tiling, always", """comfy_api.latest.io.DynamicCombo
         comfy_api.latest.io.DynamicCombo.Input comfy_api.latest.io.DynamicCombo.Option"""),
     ("0.3.64", "the option was not given", """comfy.cli_args.args.fp16_vae comfy.cli_args.args.bf16_vae
@@ -97,6 +100,7 @@ def used_in_python() -> set[str]:
     options = ast.parse((ROOT / "nodes" / "settings.py").read_text())
     tables = [n.value for n in options.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Dict)]
     listed = {key.value for table in tables for key in table.keys}
+    found |= {architecture.host for architecture in ARCHITECTURES if architecture.host}
     return found | {f"{ARGS}.{name}" for name in listed | _read(options, "args")}
 
 

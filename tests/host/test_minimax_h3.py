@@ -159,10 +159,11 @@ import comfy.utils
 import torch
 from comfy.ldm.minimax import vae as minimax
 from safetensors.torch import load_file
+from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE
 from zerowaste_vae.nodes import conversion, services
 from zerowaste_vae.nodes.loader import Optimize
 
-blend = services.native_blend()
+blend = services.native_blend(ARCHITECTURE)
 minimax.ViT3DDecoder = functools.partial(minimax.ViT3DDecoder, num_layers=1, heads=2)
 minimax.MiniMaxH3VideoVAE = functools.partial(minimax.MiniMaxH3VideoVAE, ch=32, ch_mult=(1,) * 6)
 io = load_file(f"{folder}/narrow.io.safetensors")
@@ -185,7 +186,7 @@ class Newer(torch.nn.Module):
 
 services.native_blend.cache_clear()
 minimax.MiniMaxH3VideoVAE = Newer
-print("then", services.native_blend())
+print("then", services.native_blend(ARCHITECTURE))
 """
 
 

@@ -214,7 +214,7 @@ def test_auto_multiplies_int8_codes_on_a_gpu(monkeypatch):
     eight = answer(Question.parse(query), card)
     assert (eight["precision"], answer(Question.parse(query), CPU)["precision"]) == ("int8", "fp32")
     assert answer(Question.parse(query | {"precision": "fp16"}), card)["predicted_gb"] == plain["predicted_gb"]
-    assert "(separate blend)" in answer(Question.parse(query), CPU, "separate")["text"]
+    assert "(separate blend)" in answer(Question.parse(query), CPU, lambda _: "separate")["text"]
 
 
 def test_a_latent_of_other_channels_is_noticed(tiny):
