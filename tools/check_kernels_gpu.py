@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -129,9 +130,9 @@ def forms(dtype: torch.dtype) -> None:
         conv_case(dtype, 128, 128, (2, 37, 53), stored=stored, label=f" -> {stored}")
 
 
-def invariance(dtype: torch.dtype) -> None:
+def invariance() -> None:
     """Check that chunks through the ring and bands of rows give the bits of the whole."""
-    for c, h, w in ((128, 150, 333), (512, 150, 70)):
+    for dtype, (c, h, w) in itertools.product((torch.float16, FP8), ((128, 150, 333), (512, 150, 70))):
         d = 3
         x = bordered(dtype, d + 2, h, w, c)
         weight = pack_weight(torch.randn(c, c, 3, 3, 3, device=DEVICE) * (c * 27) ** -0.5, dtype)
@@ -367,26 +368,18 @@ def attentions() -> None:
                        torch.equal(b, c), torch.equal(single, b[1:]))
 
 
-def all_invariance() -> None:
-    for dtype in (torch.float16, FP8):
-        invariance(dtype)
-
-
 def winograd(dtype: torch.dtype | None = None) -> None:
     for case in winograd_checks.cases(dtype):
         report(*case)
 
 
+_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": FP8, "int8": torch.int8}
 # The parts that compile most are split by type: one core runs one part.
-PARTS = {"forms_fp16": partial(forms, torch.float16), "forms_bf16": partial(forms, torch.bfloat16),
-         "forms_fp8": partial(forms, FP8), "forms_int8": partial(forms, torch.int8),
-         "schedules_fp16": partial(schedules, torch.float16), "schedules_bf16": partial(schedules, torch.bfloat16),
-         "schedules_fp8": partial(schedules, FP8), "schedules_int8": partial(schedules, torch.int8),
-         "clip_starts": clip_starts, "ends": ends, "norms": norms, "ups": ups, "nearest": nearest,
-         "attentions": attentions, "other_generations": other_generations, "beyond_32_bits": beyond_32_bits,
-         "invariance": all_invariance, "winograd_fp16": partial(winograd, torch.float16),
-         "winograd_bf16": partial(winograd, torch.bfloat16), "winograd_fp8": partial(winograd, FP8),
-         "winograd_int8": partial(winograd, torch.int8), "winograd_others": winograd}  # fmt: skip
+PARTS = {f"{part.__name__}_{word}": partial(part, dtype) for part in (forms, schedules, winograd)
+         for word, dtype in _TYPES.items()}  # fmt: skip
+PARTS |= {one.__name__: one for one in (clip_starts, ends, norms, ups, nearest, attentions, other_generations,
+                                        beyond_32_bits, invariance)}  # fmt: skip
+PARTS["winograd_others"] = winograd
 #: Those that are run once more with the loop of RTX cards, under a name of their own.
 CONSUMERS = ("forms_fp16", "forms_bf16", "forms_fp8", "forms_int8", "schedules_fp16", "schedules_fp8",
              "schedules_int8", "clip_starts", "ups", "nearest", "invariance")  # fmt: skip
