@@ -20,7 +20,17 @@ SHOWN = (
 T = TypeVar("T")
 
 
-class Face:
+class Shown(type):
+    """The class of VideoVAE: shells complete an object by the names of its class and that class's bases, too."""
+
+    __bases__ = property(lambda cls: ())
+
+    def __dir__(cls) -> list[str]:
+        """Return the documented names only."""
+        return list(SHOWN)
+
+
+class Face(metaclass=Shown):
     """The answers of a loaded VAE to `repr`, `dir`, `copy` and `pickle`."""
 
     arch: str

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import re
+import rlcompleter
 
 import pytest
 from zerowaste_vae.engine.face import SHOWN
@@ -15,6 +17,15 @@ def test_dir_shows_documented_names_that_exist(vae):
     assert dir(vae) == sorted(SHOWN)
     assert all(hasattr(vae, name) for name in SHOWN)
     assert all(getattr(type(vae), name).__doc__ for name in SHOWN if callable(getattr(vae, name)))
+
+
+def test_completion_shows_documented_names(vae):
+    """As the Python shell completes, by the names of the object, its class and that class's bases."""
+    completer, names = rlcompleter.Completer({"vae": vae}), []
+    while (found := completer.complete("vae.", len(names))) is not None:
+        names.append(found)
+    assert [re.match(r"vae\.(\w+)", name)[1] for name in names] == sorted(SHOWN)
+    assert {name for name in dir(type(vae)) if not name.startswith("_")} == set(SHOWN)
 
 
 def test_pickling_is_refused_in_one_sentence(vae):
