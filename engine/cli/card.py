@@ -100,7 +100,7 @@ def suggested(sm: int) -> Iterator[tuple[str, str]]:
         # SeedVR2's published widths, five frames of 1280x720, the form of sm_120 on an H200.
         yield "suggestion", (
             "faster here where named, never by itself: fp16_fast (models made for fp16; products up to twice as fast; "
-            "66.0 dB against fp32 where fp16 has 66.8, random weights), int8 (up to four times; 35.6 dB there)"
+            "63.3 dB against fp32 where fp16 has 66.8, random weights), int8 (up to four times; 35.6 dB there)"
         )
 
 
