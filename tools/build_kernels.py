@@ -1,12 +1,17 @@
 """Compiles the kernels that ship: PTX for GPUs without Triton, in engine/kernels/prebuilt/sets.
 
-    PYTHONPATH=FOLDER python tools/build_kernels.py [--sets A,B,C,D] [--families NAME,...] [--out DIR] [--jobs N]
+    PYTHONPATH=FOLDER python tools/build_kernels.py [--sets A,B,C,D] [--families NAME,...] [--out DIR] [--cache DIR]
+    PYTHONPATH=FOLDER python tools/build_kernels.py --tests --out DIR [--sets C] [--cache DIR]
     PYTHONPATH=FOLDER python tools/build_kernels.py --check [--sets ...] [--jobs N]
 
-FOLDER holds this checkout as zerowaste_vae. Needs Triton 3.6.0 and no GPU. Two builds are the same bytes. --check
+FOLDER holds this checkout as zerowaste_vae. Needs Triton 3.6.0 and no GPU. Two builds are the same bytes. A build that
+was ended goes on where it was with --cache, and one after a change compiles only the kernels that it changed. --check
 compiles nothing that is there: it asks whether the sets hold every kernel that a plan can launch, whether each fits its
 cards' shared memory and is assembled for all of them without spills, and whether the code is still what it was. The
 sets are rebuilt last, once a change of kernels is done, by one person: each build is megabytes of history.
+
+--tests copies the sets and adds the kernels of the GPU tests' models, whose widths no published file has; with
+ZEROWASTE_SETS=DIR the tests run them without Triton.
 """
 
 from __future__ import annotations
@@ -17,7 +22,9 @@ import json
 import lzma
 import multiprocessing
 import os
+import shutil
 import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from hashlib import sha256
@@ -43,10 +50,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="assemble one of N kernels (default: all)")
     parser.add_argument("--check", action="store_true", help="check the sets in the folder; write nothing")
+    parser.add_argument("--tests", action="store_true", help="copy the sets to --out and add the tests' kernels")
+    parser.add_argument("--cache", type=Path, help="keep compiled kernels in this folder, and take them from there")
     args = parser.parse_args(argv)
     names, families = args.sets.split(","), frozenset(filter(None, args.families.split(","))) or None
     if not set(names) <= set(SETS):
         parser.error(f"--sets {args.sets}: there are {', '.join(SETS)}")
+    if args.tests and args.out.resolve() == FOLDER:
+        parser.error("--tests: give a folder with --out, these kernels do not ship")
     if not args.check and lower_kernels.triton.__version__ != lower_kernels.VERSION:
         parser.error(f"Triton {lower_kernels.triton.__version__} is here: sets are made with {lower_kernels.VERSION}")
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
@@ -55,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             found = check(args.out, names, families, each, args.every)
             print("\n".join(found) or "all checks passed", flush=True)
             return int(bool(found))
-        failed = build(args.out, names, families, each)
+        failed = (add_tests if args.tests else build)(args.out, names, families, each, args.cache)
         print("".join(f"{line}\n" for line in failed), end="", file=sys.stderr)
         return int(bool(failed))
 
@@ -63,9 +74,11 @@ def main(argv: list[str] | None = None) -> int:
 # -- build -------------------------------------------------------------------------------------------------------------
 
 
-def build(out: Path, names: list[str], families: frozenset[str] | None, each: kernels_wanted.Each) -> list[str]:
-    """Write the files of sets, one after the other, and their index. Returns which kernels cannot ship and why, one
-    line each: what needs one of them runs as if there were no set."""
+def build(
+    out: Path, names: list[str], families: frozenset[str] | None, each: kernels_wanted.Each, cache: Path | None = None
+) -> list[str]:
+    """Write the files of sets, one after the other, and their index. cache: folder of compiled kernels. Returns which
+    kernels cannot ship and why, one line each: what needs one of them runs as if there were no set."""
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("*.xz"):
         old.unlink()
@@ -74,11 +87,7 @@ def build(out: Path, names: list[str], families: frozenset[str] | None, each: ke
     failed = []
     for name in names:
         users = kernels_wanted.wanted(name, families, each)
-        keys = sorted(users, key=str)
-        print(f"set {name}: {len(keys)} kernels", flush=True)
-        lowered = dict(zip(keys, each(_lowered, [(one, name) for one in keys]), strict=True))
-        failed += [f"set {name} goes without {one}: {why}" for one, why in lowered.items() if isinstance(why, str)]
-        made = {one: text for one, text in lowered.items() if not isinstance(text, str)}
+        made = compiled(name, users, each, cache, failed)
         there |= set(made)
         files, index = packed_set(name, made, users, told["maps"], each)
         for file, data in files.items():
@@ -87,18 +96,64 @@ def build(out: Path, names: list[str], families: frozenset[str] | None, each: ke
         index["versions"] = sorted({one.ptx.partition("\n")[0].removeprefix(".version ") for one in made.values()})
         index["lean"] = name in kernels_wanted.LEAN
         told["sets"][name] = index
-        # As `Library.texts` numbers a form's kernels.
-        order = [one for part in MADE_OF[name] for one in sorted(told["sets"].get(part, {"kernels": ()})["kernels"])]
-        numbers = {digest: number for number, digest in enumerate(order)}
+        numbers = {digest: number for number, digest in enumerate(_order(told, name))}
         index["covers"] = {use: [numbers[digest] for digest in digests]
                            for use, digests in kernels_wanted.covered(name, there, families, each).items()}  # fmt: skip
         told["samples"][name] = [[*sample, code] for sample, code in _codes(name, sorted(made, key=str))]
         told["code"] = sha256(json.dumps(told["samples"], sort_keys=True).encode()).hexdigest()[:16]
-        text = json.dumps(told, separators=(",", ":"), sort_keys=True)
-        (out / "index.json").write_text(text + "\n", encoding="utf-8", newline="\n")
+        _write(out, told)
     size = sum(path.stat().st_size for path in out.iterdir())
     print(f"{out}: {size / 2**20:.2f} MiB", flush=True)
     return failed
+
+
+def compiled(
+    name: str, users: Iterable[Key], each: kernels_wanted.Each, cache: Path | None, failed: list[str]
+) -> dict[Key, lower_kernels.Lowered]:  # fmt: skip
+    """Return the kernels of a set, compiled, without those that cannot ship: each of these is a line of `failed`."""
+    keys = sorted(users, key=str)
+    print(f"set {name}: {len(keys)} kernels", flush=True)
+    lowered = dict(zip(keys, each(_lowered, [(one, name, cache) for one in keys]), strict=True))
+    failed += [f"set {name} goes without {one}: {why}" for one, why in lowered.items() if isinstance(why, str)]
+    return {one: text for one, text in lowered.items() if not isinstance(text, str)}
+
+
+def add_tests(
+    out: Path, names: list[str], families: frozenset[str] | None, each: kernels_wanted.Each, cache: Path | None = None
+) -> list[str]:
+    """Write a copy of the sets that ship with the kernels of the GPU tests' models beside them. Arguments and result as
+    of `build`."""
+    shutil.copytree(FOLDER, out, dirs_exist_ok=True)
+    told, failed, library = json.loads((out / "index.json").read_bytes()), [], Library()
+    for name in names:
+        digests = {form: _order(told, form) for form in told["sets"] if name in MADE_OF[form]}
+        models, others = kernels_wanted.of_tests(name)
+        lacks = [one for one in others.union(*models.values()) if not library.has(name, one)]
+        made = compiled(name, lacks, each, cache, failed)
+        files, index = packed_set(name, made, dict.fromkeys(made, frozenset(["tests"])), told["maps"], each)
+        for file, data in files.items():
+            (out / file).write_bytes(data)
+        told["sets"][name]["parts"] |= index["parts"]
+        told["sets"][name]["kernels"] |= index["kernels"]
+        for form, before in digests.items():  # whose kernels have other numbers now
+            numbers, covers = {digest: n for n, digest in enumerate(_order(told, form))}, told["sets"][form]["covers"]
+            for found in covers.values():
+                found[:] = [numbers[before[number]] for number in found]
+            if form == name:
+                covers |= {use: sorted(numbers[one.digest] for one in keys) for use, keys in models.items()
+                           if all(one.digest in numbers for one in keys)}  # fmt: skip
+    _write(out, told)
+    return failed
+
+
+def _order(told: dict[str, Any], form: str) -> list[str]:
+    """The digests of a form's kernels, in the order in which `Library.texts` numbers them."""
+    return [one for name in MADE_OF[form] for one in sorted(told["sets"].get(name, {"kernels": ()})["kernels"])]
+
+
+def _write(out: Path, told: dict[str, Any]) -> None:
+    text = json.dumps(told, separators=(",", ":"), sort_keys=True)
+    (out / "index.json").write_text(text + "\n", encoding="utf-8", newline="\n")
 
 
 def packed_set(
@@ -156,11 +211,22 @@ def _place(maps: list[Any], one: list[Any]) -> int:
     return maps.index(one)
 
 
-def _lowered(what: tuple[Key, str]) -> lower_kernels.Lowered | str:
+def _lowered(what: tuple[Key, str, Path | None]) -> lower_kernels.Lowered | str:
+    one, name, cache = what
+    path = cache and cache / name / lower_kernels.source(one, name)
+    if path and path.is_file():
+        *known, maps = json.loads(zlib.decompress(path.read_bytes()))
+        return lower_kernels.Lowered(*known, tuple((*m[:3], tuple(m[3])) for m in maps))
     try:
-        return lower_kernels.lowered(*what)
+        made = lower_kernels.lowered(one, name)
     except lower_kernels.LoweringError as error:
         return str(error)
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(zlib.compress(json.dumps(made).encode()))
+        part.replace(path)
+    return made
 
 
 def _codes(name: str, keys: Iterable[Key]) -> list[tuple[list[Any], str]]:

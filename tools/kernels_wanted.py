@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +16,14 @@ from zerowaste_vae import demo_vae_path
 from zerowaste_vae.engine.archs import ARCHITECTURES, Architecture, detect
 from zerowaste_vae.engine.checkpoints import read_checkpoint
 from zerowaste_vae.engine.kernels.cards import FORMS
+from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.prebuilt.keys import Key, key
 from zerowaste_vae.engine.kernels.targets import Target, prebuilt
+from zerowaste_vae.engine.operands.policy import EXACT
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.planning.fusable import no_8_bit
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
-from zerowaste_vae.engine.planning.launches import launches, uniform, use_id
+from zerowaste_vae.engine.planning.launches import keys_of, launches, needs, uniform, use_id
 from zerowaste_vae.engine.precision.modes import PRECISIONS
 from zerowaste_vae.engine.tuning.candidates import candidates
 from zerowaste_vae.engine.tuning.layers import layers
@@ -34,6 +39,7 @@ TRIED, SHARE = 2, 0.04
 #: there, with the default toggles, and no schedules for a tuning. For others a card goes on to its next form.
 LEAN = frozenset({"B", "C", "D"})
 TYPES = (torch.float16, torch.bfloat16)
+TESTS = Path(__file__).parents[1] / "tests" / "engine"
 Each = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
 
@@ -154,6 +160,52 @@ def covered(
         digests = sorted(key.digest for key in walks[way][0]) if way.options == TOGGLES[0] else []
         found |= {usual: digests, without_flash: []}
     return found
+
+
+def of_tests(name: str) -> tuple[dict[str, frozenset[Key]], set[Key]]:
+    """Return what the GPU tests launch in a form: the kernels of their models by use (`use_id`), and others."""
+    sys.path[:0] = [str(TESTS), str(TESTS / "kernels")]
+    import gpu_models
+    import test_not_finite
+    from warm_kernels import CELLS, SWITCHED
+
+    here, found = card(name), {}
+    more = {("minimaxh3", "bf16"), ("seedvr2-8-bit", "bf16")}
+    for what, precision in sorted({(what, precision) for what, precision, _ in CELLS} | more):
+        model, _, form = what.partition(" ")
+        architecture, configuration, *arguments = gpu_models.MODELS[model]
+        config = configuration(*arguments)
+        kind = None if precision in PRECISIONS else precision
+        dtype = PRECISIONS[precision if kind is None else architecture.native]
+        ways = {"": [Options()], "winograd": [Options(winograd=True)],
+                "switched": [Options().switched(off=off) for off in SWITCHED]}[form]  # fmt: skip
+        for half, options in itertools.product(("decoder", "encoder"), ways):
+            if architecture.program(half, config) is not None:
+                use = architecture, config, half, dtype, options
+                found[use_id(*use, kind, False)] = needs(*use, here, kind)
+    others = set(_tuned(gpu_models, here))
+    for test in [one for called, one in vars(test_not_finite).items() if called.startswith("test_")]:
+        with recording(here) as calls:
+            for values in itertools.product(*(mark.args[1] for mark in test.pytestmark)):
+                parameters = dict(zip((mark.args[0] for mark in test.pytestmark), values, strict=True))
+                with contextlib.suppress(Exception):  # nothing has values here, which is all that comes after launches
+                    test(("meta", "triton"), **parameters)
+        others |= keys_of(calls)
+    return found, others
+
+
+def _tuned(gpu_models: Any, here: Target) -> Iterator[Key]:
+    """What tests of tuning try: of each layer of this model two schedules."""
+    architecture, configuration, *arguments = gpu_models.MODELS["seedvr2-small"]
+    config = configuration(*arguments)
+    known = functools.partial(launches, architecture, config, dtype=torch.float16, options=Options(), here=here)
+    walk = FusedWalk(architecture, config, torch.float16, Options())
+    for half in walk.halves:
+        walk.use(half, EXACT)
+    for layer in layers(walk, here):
+        for schedule in candidates(here, layer.kind)[:2]:
+            for half in ("decoder", "encoder"):
+                yield from known(half=half, schedules={layer.kind: schedule})
 
 
 def _launches(what: tuple[Use, str]) -> tuple[frozenset[Key], frozenset[Key]]:

@@ -42,6 +42,7 @@ def compiler(tool, monkeypatch):
         return lower.Lowered(f"{name} {key}\n", 1024, 4, maps)
 
     monkeypatch.setattr(lower, "lowered", lowered)
+    monkeypatch.setattr(lower, "source", lambda key, name: f"{key.digest}-{made.code}")
     monkeypatch.setattr(lower, "code", lambda key, name: made.code)
     monkeypatch.setattr(lower, "assembled", lambda text, sm: made.wrong)
     monkeypatch.setattr(lower, "VERSION", lower.triton.__version__)
@@ -98,6 +99,56 @@ def test_what_cannot_be_compiled_is_left_out_and_said(tool, compiler, wanted, tm
     for way, (_, keys) in walks.items():
         assert [Library(tmp_path).covers("A", use) for use in way.ids()] == [bad not in keys] * 2 or way.kind
     assert any(bad in keys for _, keys in walks.values()) and not all(bad in keys for _, keys in walks.values())
+
+
+def test_what_was_compiled_before_is_not_compiled_again(tool, compiler, wanted, tmp_path, monkeypatch):
+    """Not after a build that was ended, and after a change only what it changed."""
+    lower, asked = sys.modules["lower_kernels"], []
+    lowered = lower.lowered
+
+    def counted(key, name):
+        if len(asked) == 20:
+            raise KeyboardInterrupt
+        asked.append(key)
+        return lowered(key, name)
+
+    monkeypatch.setattr(lower, "lowered", counted)
+    with pytest.raises(KeyboardInterrupt):
+        tool.build(tmp_path / "one", ["A"], FEW, map, tmp_path / "cache")
+    monkeypatch.setattr(lower, "lowered", lambda key, name: asked.append(key) or lowered(key, name))
+    tool.build(tmp_path / "one", ["A"], FEW, map, tmp_path / "cache")
+    assert len(asked) == len(set(asked)) == len(wanted)
+    tool.build(tmp_path / "two", ["A"], FEW, map, tmp_path / "cache")
+    tool.build(tmp_path / "three", ["A"], FEW, map)
+    assert len(asked) == 2 * len(wanted)
+    first, *others = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("one", "two", "three"))
+    assert others == [first, first]
+    compiler.code = "1"
+    tool.build(tmp_path / "two", ["A"], FEW, map, tmp_path / "cache")
+    assert len(asked) == 3 * len(wanted)
+
+
+def test_the_tests_models_are_added_to_a_copy(tool, compiler, tmp_path, monkeypatch):
+    """With what is there already, and its numbers."""
+    monkeypatch.setattr(tool, "FOLDER", tmp_path / "sets")
+    monkeypatch.setattr(tool, "Library", lambda: Library(tmp_path / "sets"))
+    tool.build(tmp_path / "sets", ["A", "B"], FEW, map)
+    before = Library(tmp_path / "sets")
+    with pytest.raises(SystemExit):
+        tool.main(["--tests", "--out", str(tmp_path / "sets")])
+    known = sorted(sys.modules["kernels_wanted"].wanted("A", FEW), key=str)
+    new = [key._replace(kernel="probe.doubling_kernel", constants=(("N", n),)) for n, key in enumerate(known[:3])]
+    monkeypatch.setattr(sys.modules["kernels_wanted"], "of_tests", lambda name: (
+        {"one": frozenset([new[0], known[1]])}, {new[1], new[2]}))  # fmt: skip
+    assert tool.add_tests(tmp_path / "more", ["A"], None, map) == []
+    after = Library(tmp_path / "more")
+    assert all(after.kernel("B", key).ptx.decode() == f"A {key}\n" for key in (*known, *new))
+    assert not any(before.has("A", key) for key in new)
+    assert {text.digest for text in after.texts("A", "one")} == {new[0].digest, known[1].digest}
+    for form in "AB":
+        uses = [use for way in sys.modules["kernels_wanted"].walked(form, FEW) for use in way.ids()]
+        assert any(before.texts(form, use) for use in uses)
+        assert all(sorted(before.texts(form, use)) == sorted(after.texts(form, use)) for use in uses)
 
 
 def test_what_a_half_asks_for_is_covered(tool, compiler, tmp_path):

@@ -10,15 +10,15 @@ def tool(load_tool):
     return load_tool("measure_prebuilt")
 
 
-def answers(tool, monkeypatch, digests):
+def answers(tool, monkeypatch, digests, other=""):
     """Processes that answer with the digest of (family, half, whether Triton ran it)."""
     asked = []
 
     def child(ask, **environment):
         asked.append((ask, environment))
-        digest = digests(ask)
-        return {"seconds": [9.0, 2.0, 2.0], "steady": 2.0, "ms_frame": 95.0, "digest": digest, "fused": bool(digest),
-                "ran": "x", "us_launch": 12.5}  # fmt: skip
+        ran = "Triton's kernels" if ask["triton"] else f"prebuilt kernels, set {ask['form']}{other}"
+        return {"seconds": [9.0, 2.0, 2.0], "steady": 2.0, "ms_frame": 95.0, "digest": digests(ask), "us_launch": 12.5,
+                "ran": ran if ask["half"] == "decode" or ask["family"] != "ltx" else "no encoder"}  # fmt: skip
 
     monkeypatch.setattr(tool, "child", child)
     monkeypatch.setattr(tool.torch.cuda, "is_available", lambda: True)
@@ -34,10 +34,11 @@ def test_other_bits_are_found(tool, monkeypatch, capsys):
     assert [line["equal"] for line in lines] == [True, True, True, True, True, False]
 
 
-def test_what_does_not_run_fused_proves_nothing(tool, monkeypatch, capsys):
-    answers(tool, monkeypatch, lambda ask: "")
-    assert tool.main(["--forms", "C", "--families", "ltx", "--quick"]) == 0
-    assert [json.loads(line)["equal"] for line in capsys.readouterr().out.splitlines()] == [None, None]
+@pytest.mark.parametrize(("other", "equal"), [("", True), (" (set C lacks it)", False)])
+def test_what_another_way_ran_is_not_equal_and_what_is_not_there_is_neither(tool, monkeypatch, capsys, other, equal):
+    answers(tool, monkeypatch, lambda ask: "", other)
+    assert tool.main(["--forms", "C", "--families", "ltx", "--quick"]) == (not equal)
+    assert [json.loads(line)["equal"] for line in capsys.readouterr().out.splitlines()] == [equal, None]
 
 
 def test_first_decodes_share_a_new_cache_of_the_drivers(tool, monkeypatch, capsys):

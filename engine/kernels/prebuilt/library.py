@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import lzma
+import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from .keys import Key, takes
 
 #: Where the sets are.
 FOLDER = Path(__file__).with_name("sets")
+#: Environment variable that names another folder, such as `tools/build_kernels.py --tests` makes.
+VARIABLE = "ZEROWASTE_SETS"
 #: Sets that a form is made of: its own, and the one whose kernels it shares.
 MADE_OF = {"A": ("A",), "B": ("B", "A"), "C": ("C",), "D": ("D", "C")}
 _FORMAT = 1
@@ -194,5 +197,5 @@ def _checked(one: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def library() -> Library:
-    """Return the sets of this installation, read once. Raises SetError."""
-    return Library()
+    """Return the sets of this installation, or of the folder that ZEROWASTE_SETS names, read once. Raises SetError."""
+    return Library(Path(os.environ.get(VARIABLE) or FOLDER))

@@ -109,8 +109,9 @@ def test_dying_kernel(vae, monkeypatch):
         gpu._worker._process.kill()  # before anything is asked: nobody's fault
         assert gpu.measure(layer, schedules, time.monotonic() + 60) is None
         times, wrong = gpu.measure(layer, [*schedules, TOO_LARGE], time.monotonic() + 60)
-        # This layer is less deep than that tile, which gives other numbers where it launches.
-        assert wrong[:2] == [None, None] and any(w in wrong[2] for w in ("OutOfResources", "against the reference"))
+        # This layer is less deep than that tile, which gives other numbers where it launches; no prebuilt set has it.
+        words = "OutOfResources", "against the reference", "lacks a kernel"
+        assert wrong[:2] == [None, None] and any(word in wrong[2] for word in words)
         assert len(times[0]) == len(times[1]) >= 3 and not times[2]
     finally:
         gpu.end()
