@@ -94,7 +94,6 @@ def build(
             (out / file).write_bytes(data)
         index["target"] = lower_kernels.FORMS[name].target
         index["versions"] = sorted({one.ptx.partition("\n")[0].removeprefix(".version ") for one in made.values()})
-        index["lean"] = name in kernels_wanted.LEAN
         told["sets"][name] = index
         numbers = {digest: number for number, digest in enumerate(_order(told, name))}
         index["covers"] = {use: [numbers[digest] for digest in digests]

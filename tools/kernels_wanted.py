@@ -18,6 +18,7 @@ from zerowaste_vae.engine.checkpoints import read_checkpoint
 from zerowaste_vae.engine.kernels.cards import FORMS
 from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.prebuilt.keys import Key, key
+from zerowaste_vae.engine.kernels.prebuilt.library import MADE_OF
 from zerowaste_vae.engine.kernels.targets import Target, prebuilt
 from zerowaste_vae.engine.operands.policy import EXACT
 from zerowaste_vae.engine.options import Options
@@ -28,16 +29,11 @@ from zerowaste_vae.engine.precision.modes import PRECISIONS
 from zerowaste_vae.engine.tuning.candidates import candidates
 from zerowaste_vae.engine.tuning.layers import layers
 
-#: The form whose kernels need not be in a set again.
-SHARES = {"B": "A", "D": "C"}
 #: Toggles that change what is launched.
 TOGGLES = tuple(Options(winograd=w, composed_upsample=c) for w, c in itertools.product((False, True), (True, False)))
 #: Of schedules that a tuning tries beside the tables': how many ship, for layers with so much of the work of a model in
 #: the type that it was made for.
 TRIED, SHARE = 2, 0.04
-#: Sets that have the usual uses only so far: families in the 16-bit type that they were made for and in 8 bit from
-#: there, with the default toggles, and no schedules for a tuning. For others a card goes on to its next form.
-LEAN = frozenset({"B", "C", "D"})
 TYPES = (torch.float16, torch.bfloat16)
 TESTS = Path(__file__).parents[1] / "tests" / "engine"
 Each = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
@@ -73,7 +69,7 @@ class Use(NamedTuple):
         known = functools.partial(launches, architecture, config, self.half, self.dtype, self.options, policy,
                                   here=here, kind=self.kind)  # fmt: skip
         found = usual = known()
-        usual_only = here.way in LEAN or self.options != TOGGLES[0] or self.dtype != PRECISIONS[architecture.native]
+        usual_only = self.options != TOGGLES[0] or self.dtype != PRECISIONS[architecture.native]
         if usual_only or program.scales:
             return usual, found
         walk = FusedWalk(architecture, config, self.dtype, self.options)
@@ -105,9 +101,7 @@ def uses(form: str, families: frozenset[str] | None = None) -> Iterator[Use]:
         program = None if families and name not in families else architecture.program(half, config)
         if program is None:
             continue
-        lean = program.scales or form in LEAN
-        types = (PRECISIONS[architecture.native],) if form in LEAN else TYPES
-        for dtype, options in itertools.product(types, TOGGLES[:1] if lean else TOGGLES):
+        for dtype, options in itertools.product(TYPES, TOGGLES[:1] if program.scales else TOGGLES):
             narrow = program.scales or no_8_bit([program], dtype) is None
             kinds = (*(("fp8",) if here.fp8 else ()), "int8") if narrow else ()
             fast = not program.scales and here.half_accumulate and dtype == torch.float16
@@ -127,20 +121,19 @@ def walked(
     return _walked[name, families]
 
 
-#: What a build asks for again: the walks of a form that another one shares.
+#: What a build asks for again: the walks of forms that others share.
 _walked: dict[tuple[str, frozenset[str] | None], dict[Use, tuple[frozenset[Key], frozenset[Key]]]] = {}
 
 
 def wanted(name: str, families: frozenset[str] | None = None, each: Each = map) -> dict[Key, frozenset[str]]:
     """Return the kernels of a set and the families that use each. Arguments as for `walked`."""
-    shared = wanted(SHARES[name], families, each) if name in SHARES else {}
+    shared = set().union(*(wanted(one, families, each) for one in MADE_OF[name][1:]))
     found: dict[Key, set[str]] = defaultdict(set)
     for way, (_, keys) in walked(name, families, each).items():
         for one in keys:
             found[one].add(way.family)
-    if name not in SHARES:
-        found[first()] = set()
-    return {one: frozenset(users) for one, users in found.items() if one not in shared}
+    own = {one: frozenset(users) for one, users in found.items() if one not in shared}
+    return own | {first(): frozenset()}
 
 
 def covered(
@@ -219,7 +212,7 @@ def card(name: str) -> Target:
 
 
 def first() -> Key:
-    """Return the kernel that is run before all others, to see whether any runs."""
+    """Return the kernel that is run before all others, to see whether any runs; every set has its own."""
     x = torch.empty(128, device="meta")
     return key("probe.doubling_kernel", [x, x], {"N": 128, "num_warps": 4})
 

@@ -25,8 +25,8 @@ from .keys import Key, takes
 FOLDER = Path(__file__).with_name("sets")
 #: Environment variable that names another folder, such as `tools/build_kernels.py --tests` makes.
 VARIABLE = "ZEROWASTE_SETS"
-#: Sets that a form is made of: its own, and the one whose kernels it shares.
-MADE_OF = {"A": ("A",), "B": ("B", "A"), "C": ("C",), "D": ("D", "C")}
+#: Sets that a form is made of: its own, and those whose kernels it shares, as PTX runs on every later card.
+MADE_OF = {"A": ("A",), "B": ("B", "A"), "C": ("C", "B", "A"), "D": ("D", "C", "B", "A")}
 _FORMAT = 1
 _CURE = "install this pack again"
 #: Parts whose PTX stays in memory (some 5 MB each): those of a half that is being loaded.
