@@ -77,30 +77,30 @@ def main(argv: list[str] | None = None) -> int:
 def build(
     out: Path, names: list[str], families: frozenset[str] | None, each: kernels_wanted.Each, cache: Path | None = None
 ) -> list[str]:
-    """Write the files of sets, one after the other, and their index. cache: folder of compiled kernels. Returns which
-    kernels cannot ship and why, one line each: what needs one of them runs as if there were no set."""
+    """Write the files of sets and their index. cache: folder of compiled kernels. Returns which kernels cannot ship and
+    why, one line each: what needs one of them runs as if there were no set."""
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("*.xz"):
         old.unlink()
     told: dict[str, Any] = {"format": 1, "triton": lower_kernels.VERSION, "samples": {}, "maps": [], "sets": {}}
     there: set[Key] = set()
-    failed = []
+    raw: dict[tuple[str, str], bytes] = {}
+    failed: list[str] = []
     for name in names:
         users = kernels_wanted.wanted(name, families, each)
         made = compiled(name, users, each, cache, failed)
         there |= set(made)
-        files, index = packed_set(name, made, users, told["maps"], each)
-        for file, data in files.items():
-            (out / file).write_bytes(data)
-        index["target"] = lower_kernels.FORMS[name].target
-        index["versions"] = sorted({one.ptx.partition("\n")[0].removeprefix(".version ") for one in made.values()})
-        told["sets"][name] = index
+        parts, kernels = in_parts(made, users, told["maps"])
+        raw |= {(name, part): text for part, text in parts.items()}
+        versions = sorted({one.ptx.partition("\n")[0].removeprefix(".version ") for one in made.values()})
+        target = lower_kernels.FORMS[name].target
+        index = told["sets"][name] = {"parts": {}, "kernels": kernels, "target": target, "versions": versions}
         numbers = {digest: number for number, digest in enumerate(_order(told, name))}
         index["covers"] = {use: [numbers[digest] for digest in digests]
                            for use, digests in kernels_wanted.covered(name, there, families, each).items()}  # fmt: skip
-        told["samples"][name] = [[*sample, code] for sample, code in _codes(name, sorted(made, key=str))]
-        told["code"] = sha256(json.dumps(told["samples"], sort_keys=True).encode()).hexdigest()[:16]
-        _write(out, told)
+        told["samples"][name] = _samples(name, made, each)
+    told["code"] = sha256(json.dumps(told["samples"], sort_keys=True).encode()).hexdigest()[:16]
+    write(out, told, raw, each)
     size = sum(path.stat().st_size for path in out.iterdir())
     print(f"{out}: {size / 2**20:.2f} MiB", flush=True)
     return failed
@@ -123,17 +123,16 @@ def add_tests(
     """Write a copy of the sets that ship with the kernels of the GPU tests' models beside them. Arguments and result as
     of `build`."""
     shutil.copytree(FOLDER, out, dirs_exist_ok=True)
-    told, failed, library = json.loads((out / "index.json").read_bytes()), [], Library()
+    told, library = json.loads((out / "index.json").read_bytes()), Library()
+    raw, failed = {}, []
     for name in names:
         digests = {form: _order(told, form) for form in told["sets"] if name in MADE_OF[form]}
-        models, others = kernels_wanted.of_tests(name)
+        models, others = kernels_wanted.of_tests(name, each)
         lacks = [one for one in others.union(*models.values()) if not library.has(name, one)]
         made = compiled(name, lacks, each, cache, failed)
-        files, index = packed_set(name, made, dict.fromkeys(made, frozenset(["tests"])), told["maps"], each)
-        for file, data in files.items():
-            (out / file).write_bytes(data)
-        told["sets"][name]["parts"] |= index["parts"]
-        told["sets"][name]["kernels"] |= index["kernels"]
+        parts, kernels = in_parts(made, dict.fromkeys(made, frozenset(["tests"])), told["maps"])
+        raw |= {(name, part): text for part, text in parts.items()}
+        told["sets"][name]["kernels"] |= kernels
         for form, before in digests.items():  # whose kernels have other numbers now
             numbers, covers = {digest: n for n, digest in enumerate(_order(told, form))}, told["sets"][form]["covers"]
             for found in covers.values():
@@ -141,7 +140,7 @@ def add_tests(
             if form == name:
                 covers |= {use: sorted(numbers[one.digest] for one in keys) for use, keys in models.items()
                            if all(one.digest in numbers for one in keys)}  # fmt: skip
-    _write(out, told)
+    write(out, told, raw, each)
     return failed
 
 
@@ -150,16 +149,23 @@ def _order(told: dict[str, Any], form: str) -> list[str]:
     return [one for name in MADE_OF[form] for one in sorted(told["sets"].get(name, {"kernels": ()})["kernels"])]
 
 
-def _write(out: Path, told: dict[str, Any]) -> None:
+def write(out: Path, told: dict[str, Any], raw: dict[tuple[str, str], bytes], each: kernels_wanted.Each) -> None:
+    """Write the parts of sets, by set and name, and the index, which says where each is."""
+    largest = sorted(raw, key=lambda place: -len(raw[place]))
+    for (name, part), data in zip(largest, each(compressed, [raw[place] for place in largest]), strict=True):
+        file = f"{name}.{part}.xz"
+        (out / file).write_bytes(data)
+        told["sets"][name]["parts"][part] = {"file": file, "sha256": sha256(data).hexdigest()}
+        print(f"  {file}: {len(raw[name, part]) / 2**20:.1f} MiB, {len(data) / 2**10:.0f} KiB", flush=True)
     text = json.dumps(told, separators=(",", ":"), sort_keys=True)
     (out / "index.json").write_text(text + "\n", encoding="utf-8", newline="\n")
 
 
-def packed_set(
-    name: str, made: dict[Key, lower_kernels.Lowered], users: dict[Key, frozenset[str]], maps: list[Any],
-    each: kernels_wanted.Each = map,
-) -> tuple[dict[str, bytes], dict[str, Any]]:  # fmt: skip
-    """Return the files of a set's parts, and what the index says of it. maps: of all sets, which is added to."""
+def in_parts(
+    made: dict[Key, lower_kernels.Lowered], users: dict[Key, frozenset[str]], maps: list[Any]
+) -> tuple[dict[str, bytes], dict[str, list[Any]]]:
+    """Return the text of a set's parts, and what the index says of its kernels. maps: of all sets, which is added
+    to."""
     parts: dict[str, list[Key]] = defaultdict(list)
     for one in made:
         parts[part_of(one, users[one])].append(one)
@@ -173,15 +179,7 @@ def packed_set(
             texts.append(text)
             at += len(text)
         raw[part] = b"".join(texts)
-    files, described = {}, {}
-    largest = sorted(raw, key=lambda part: -len(raw[part]))
-    for part, data in zip(largest, each(compressed, [raw[part] for part in largest]), strict=True):
-        file = f"{name}.{part}.xz"
-        files[file] = data
-        described[part] = {"file": file, "sha256": sha256(data).hexdigest()}
-        sizes = f"{len(raw[part]) / 2**20:.1f} MiB, {len(data) / 2**10:.0f} KiB"
-        print(f"  {file}: {len(parts[part])} kernels, {sizes}", flush=True)
-    return files, {"parts": described, "kernels": kernels}
+    return raw, kernels
 
 
 def part_of(one: Key, users: frozenset[str]) -> str:
@@ -228,12 +226,17 @@ def _lowered(what: tuple[Key, str, Path | None]) -> lower_kernels.Lowered | str:
     return made
 
 
-def _codes(name: str, keys: Iterable[Key]) -> list[tuple[list[Any], str]]:
-    """A kernel of each function, and a digest of its code."""
+def _samples(name: str, keys: Iterable[Key], each: kernels_wanted.Each) -> list[list[Any]]:
+    """A kernel of each function, with a digest of its code."""
     firsts: dict[str, Key] = {}
-    for one in keys:
+    for one in sorted(keys, key=str):
         firsts.setdefault(one.kernel, one)
-    return [([*one], lower_kernels.code(one, name)) for one in firsts.values()]
+    codes = each(_code, [(one, name) for one in firsts.values()])
+    return [[*one, code] for one, code in zip(firsts.values(), codes, strict=True)]
+
+
+def _code(what: tuple[Key, str]) -> str:
+    return lower_kernels.code(*what)
 
 
 # -- check -------------------------------------------------------------------------------------------------------------

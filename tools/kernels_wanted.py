@@ -155,27 +155,17 @@ def covered(
     return found
 
 
-def of_tests(name: str) -> tuple[dict[str, frozenset[Key]], set[Key]]:
+def of_tests(name: str, each: Each = map) -> tuple[dict[str, frozenset[Key]], set[Key]]:
     """Return what the GPU tests launch in a form: the kernels of their models by use (`use_id`), and others."""
     sys.path[:0] = [str(TESTS), str(TESTS / "kernels")]
     import gpu_models
     import test_not_finite
-    from warm_kernels import CELLS, SWITCHED
+    from warm_kernels import CELLS
 
-    here, found = card(name), {}
     more = {("minimaxh3", "bf16"), ("seedvr2-8-bit", "bf16")}
-    for what, precision in sorted({(what, precision) for what, precision, _ in CELLS} | more):
-        model, _, form = what.partition(" ")
-        architecture, configuration, *arguments = gpu_models.MODELS[model]
-        config = configuration(*arguments)
-        kind = None if precision in PRECISIONS else precision
-        dtype = PRECISIONS[precision if kind is None else architecture.native]
-        ways = {"": [Options()], "winograd": [Options(winograd=True)],
-                "switched": [Options().switched(off=off) for off in SWITCHED]}[form]  # fmt: skip
-        for half, options in itertools.product(("decoder", "encoder"), ways):
-            if architecture.program(half, config) is not None:
-                use = architecture, config, half, dtype, options
-                found[use_id(*use, kind, False)] = needs(*use, here, kind)
+    cells = sorted({(what, precision) for what, precision, _ in CELLS} | more)
+    found = {use: keys for some in each(_of_model, [(*cell, name) for cell in cells]) for use, keys in some.items()}
+    here = card(name)
     others = set(_tuned(gpu_models, here))
     for test in [one for called, one in vars(test_not_finite).items() if called.startswith("test_")]:
         with recording(here) as calls:
@@ -185,6 +175,24 @@ def of_tests(name: str) -> tuple[dict[str, frozenset[Key]], set[Key]]:
                     test(("meta", "triton"), **parameters)
         others |= keys_of(calls)
     return found, others
+
+
+def _of_model(cell: tuple[str, str, str]) -> dict[str, frozenset[Key]]:
+    """What a model of the tests launches in a precision and form, by use."""
+    sys.path.insert(0, str(TESTS))
+    from gpu_models import MODELS
+    from warm_kernels import SWITCHED
+
+    (model, _, toggled), precision, name = cell[0].partition(" "), *cell[1:]
+    architecture, configuration, *arguments = MODELS[model]
+    config = configuration(*arguments)
+    kind = None if precision in PRECISIONS else precision
+    dtype = PRECISIONS[precision if kind is None else architecture.native]
+    ways = {"": [Options()], "winograd": [Options(winograd=True)],
+            "switched": [Options().switched(off=off) for off in SWITCHED]}[toggled]  # fmt: skip
+    uses = [(architecture, config, half, dtype, options) for half in ("decoder", "encoder") for options in ways
+            if architecture.program(half, config) is not None]  # fmt: skip
+    return {use_id(*use, kind, False): needs(*use, card(name), kind) for use in uses}
 
 
 def _tuned(gpu_models: Any, here: Target) -> Iterator[Key]:

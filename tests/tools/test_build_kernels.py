@@ -138,7 +138,7 @@ def test_the_tests_models_are_added_to_a_copy(tool, compiler, tmp_path, monkeypa
         tool.main(["--tests", "--out", str(tmp_path / "sets")])
     known = sorted(sys.modules["kernels_wanted"].wanted("A", FEW), key=str)
     new = [key._replace(kernel="probe.doubling_kernel", constants=(("N", n),)) for n, key in enumerate(known[:3])]
-    monkeypatch.setattr(sys.modules["kernels_wanted"], "of_tests", lambda name: (
+    monkeypatch.setattr(sys.modules["kernels_wanted"], "of_tests", lambda name, each: (
         {"one": frozenset([new[0], known[1]])}, {new[1], new[2]}))  # fmt: skip
     assert tool.add_tests(tmp_path / "more", ["A"], None, map) == []
     after = Library(tmp_path / "more")
