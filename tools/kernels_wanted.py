@@ -20,12 +20,12 @@ from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.prebuilt.keys import Key, key
 from zerowaste_vae.engine.kernels.prebuilt.library import MADE_OF
 from zerowaste_vae.engine.kernels.targets import Target, prebuilt
-from zerowaste_vae.engine.operands.policy import EXACT
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.planning.fusable import no_8_bit
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.planning.launches import keys_of, launches, needs, uniform, use_id
 from zerowaste_vae.engine.precision.modes import PRECISIONS
+from zerowaste_vae.engine.precision.policy import EXACT
 from zerowaste_vae.engine.tuning.candidates import candidates
 from zerowaste_vae.engine.tuning.layers import layers
 
