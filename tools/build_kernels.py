@@ -24,6 +24,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable
@@ -38,6 +39,7 @@ from zerowaste_vae.engine.kernels.prebuilt.keys import SOURCES, Key
 from zerowaste_vae.engine.kernels.prebuilt.library import FOLDER, MADE_OF, Library
 
 SETS = tuple(lower_kernels.FORMS)
+_BEGAN = time.monotonic()
 #: All files together.
 MOST_BYTES = 15 << 20
 
@@ -86,11 +88,11 @@ def build(
     there: set[Key] = set()
     raw: dict[tuple[str, str], bytes] = {}
     failed: list[str] = []
-    for name in names:
-        users = kernels_wanted.wanted(name, families, each)
-        made = compiled(name, users, each, cache, failed)
+    kernels_wanted.walk(names, families, each)
+    wanted = {name: kernels_wanted.wanted(name, families, each) for name in names}
+    for name, made in compiled(wanted, each, cache, failed).items():
         there |= set(made)
-        parts, kernels = in_parts(made, users, told["maps"])
+        parts, kernels = in_parts(made, wanted[name], told["maps"])
         raw |= {(name, part): text for part, text in parts.items()}
         versions = sorted({one.ptx.partition("\n")[0].removeprefix(".version ") for one in made.values()})
         target = lower_kernels.FORMS[name].target
@@ -107,14 +109,19 @@ def build(
 
 
 def compiled(
-    name: str, users: Iterable[Key], each: kernels_wanted.Each, cache: Path | None, failed: list[str]
-) -> dict[Key, lower_kernels.Lowered]:  # fmt: skip
-    """Return the kernels of a set, compiled, without those that cannot ship: each of these is a line of `failed`."""
-    keys = sorted(users, key=str)
-    print(f"set {name}: {len(keys)} kernels", flush=True)
-    lowered = dict(zip(keys, each(_lowered, [(one, name, cache) for one in keys]), strict=True))
-    failed += [f"set {name} goes without {one}: {why}" for one, why in lowered.items() if isinstance(why, str)]
-    return {one: text for one, text in lowered.items() if not isinstance(text, str)}
+    wanted: dict[str, Iterable[Key]], each: kernels_wanted.Each, cache: Path | None, failed: list[str]
+) -> dict[str, dict[Key, lower_kernels.Lowered]]:  # fmt: skip
+    """Return the kernels of sets, compiled, without those that cannot ship: each of these is a line of `failed`."""
+    work = [(one, name, cache) for name, keys in wanted.items() for one in sorted(keys, key=str)]
+    print(", ".join(f"set {name}: {len(list(keys))} kernels" for name, keys in wanted.items()), flush=True)
+    made: dict[str, dict[Key, lower_kernels.Lowered]] = {name: {} for name in wanted}
+    for (one, name, _), text in zip(work, each(_lowered, work), strict=True):
+        if isinstance(text, str):
+            failed.append(f"set {name} goes without {one}: {text}")
+        else:
+            made[name][one] = text
+    print(f"compiled after {time.monotonic() - _BEGAN:.0f} s", flush=True)
+    return made
 
 
 def add_tests(
@@ -129,7 +136,7 @@ def add_tests(
         digests = {form: _order(told, form) for form in told["sets"] if name in MADE_OF[form]}
         models, others = kernels_wanted.of_tests(name, each)
         lacks = [one for one in others.union(*models.values()) if not library.has(name, one)]
-        made = compiled(name, lacks, each, cache, failed)
+        made = compiled({name: lacks}, each, cache, failed)[name]
         parts, kernels = in_parts(made, dict.fromkeys(made, frozenset(["tests"])), told["maps"])
         raw |= {(name, part): text for part, text in parts.items()}
         told["sets"][name]["kernels"] |= kernels
@@ -190,7 +197,7 @@ def part_of(one: Key, users: frozenset[str]) -> str:
 
 def alike(one: Key) -> tuple[Any, ...]:
     """Return what kernels are put in order by, so that those with similar code follow each other."""
-    tiles = ("BM", "BN", "BK", "TAIL", "REST", "num_warps", "num_stages", "ACC", "SLICES")
+    tiles = ("BM", "BN", "BK", "TAIL", "REST", "num_warps", "num_stages", "STAGES", "ACC", "SLICES")
     known = dict(one.constants)
     return one.kernel, *(str(known.get(name)) for name in tiles), str(one)
 
@@ -250,6 +257,7 @@ def check(
     size = sum(path.stat().st_size for path in folder.iterdir())
     if size > MOST_BYTES:
         found.append(f"{size >> 20} MiB of files, more than {MOST_BYTES >> 20}")
+    kernels_wanted.walk(names, families, each)
     for name in names:
         keys = sorted(kernels_wanted.wanted(name, families, each), key=str)
         lacking = [one for one in keys if not library.has(name, one)]

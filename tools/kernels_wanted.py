@@ -114,11 +114,18 @@ def walked(
 ) -> dict[Use, tuple[frozenset[Key], frozenset[Key]]]:
     """Return what each use of a form launches (`Use.launches`), whichever set that is in. each: as `map`, over several
     processes."""
-    if (name, families) not in _walked:
-        ways = list(uses(name, families))
-        found = each(_launches, [(way, name) for way in ways])
-        _walked[name, families] = dict(zip(ways, found, strict=True))
+    walk([name], families, each)
     return _walked[name, families]
+
+
+def walk(names: Iterable[str], families: frozenset[str] | None = None, each: Each = map) -> None:
+    """Walk the uses of several forms, and of those that they share kernels with, side by side. Arguments as for
+    `walked`, which remembers them."""
+    forms = dict.fromkeys(one for name in names for one in MADE_OF[name] if (one, families) not in _walked)
+    ways = [(way, form) for form in forms for way in uses(form, families)]
+    _walked.update({(form, families): {} for form in forms})
+    for (way, form), found in zip(ways, each(_launches, ways), strict=True):
+        _walked[form, families][way] = found
 
 
 #: What a build asks for again: the walks of forms that others share.
