@@ -1,4 +1,4 @@
-"""What a run shows while it goes on, a line and a picture, and the GPUs that share its work."""
+"""Show a run while it goes on, as a line and a picture, and choose the GPUs that share its work."""
 
 from __future__ import annotations
 

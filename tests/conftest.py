@@ -110,7 +110,7 @@ def shuffle(items, draw):
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: later collections, which many tests ask for, need not look at it."""
+    """Freeze all that is imported by now: later garbage collections, which many tests ask for, need not look at it."""
     gc.collect()
     gc.freeze()
 
@@ -181,7 +181,7 @@ def page_locked_memory_given_back():
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory):
-    """What tests measure and prepare stays out of the user's cache, and what lies there out of the tests."""
+    """Keep measurements and packed weights of tests out of the user's cache, and the user's out of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZEROWASTE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -1,4 +1,4 @@
-"""What is installed is complete, what is imported is light, and the README says what is so."""
+"""The installed package is complete, imports are light, and the README is true."""
 
 import argparse
 import importlib.util

@@ -1,4 +1,4 @@
-"""Which kernels the prebuilt sets hold: every one that a plan of the known families launches in a form."""
+"""List the kernels of the prebuilt sets: every one that a plan of the known families launches in a form."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Use(NamedTuple):
 
     @property
     def policies(self) -> bool:
-        """Whether each convolution has a type of its own."""
+        """Return policies in which each convolution has a type of its own."""
         architecture, config = models()[self.family]
         return not architecture.program(self.half, config).scales
 
     def ids(self) -> list[str]:
-        """Of the use, and of the same without attention's kernels, which it then does not launch."""
+        """Return the names of the use, and of the same without attention's kernels, which it then does not launch."""
         known = functools.partial(use_id, *models()[self.family], self.half, self.dtype)
         options = self.options, self.options.switched(off=["flash_attention"])
         return [known(one, self.kind, self.fast) for one in options]

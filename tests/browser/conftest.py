@@ -107,5 +107,5 @@ def old_comfy(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shots(tmp_path_factory) -> Path:
-    """Where screenshots go: SCREENSHOTS, else a temporary folder."""
+    """Return the folder of screenshots: SCREENSHOTS, else a temporary folder."""
     return Path(os.environ.get("SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))

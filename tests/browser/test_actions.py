@@ -1,4 +1,4 @@
-"""How many clicks and keys the common tasks take, as a user does them: they may become fewer, never more."""
+"""Count the clicks and keys of common tasks, as a user does them: they may become fewer, never more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the frontends of the newest and of the oldest host both do: words of refusals, and room for nodes put in."""
+"""Compare the frontends of the newest and of the oldest host: words of refusals, and room for nodes put in."""
 
 from __future__ import annotations
 

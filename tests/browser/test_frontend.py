@@ -199,12 +199,12 @@ def test_many_nodes_ask_once_per_change(browser, comfy):
 
 
 def said(browser, beginning: str) -> int:
-    """How many lines begin so."""
+    """Count the lines that begin so."""
     return len([text for text, _ in browser("lines") if text.startswith(beginning)])
 
 
 def questions(browser) -> int:
-    """How many plans were asked for, each of them once."""
+    """Count the plans that were asked for, each of them once."""
     asked = browser("js", source="window.__asked")
     assert len(asked) == len(set(asked))
     return len(asked)

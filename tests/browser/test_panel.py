@@ -1,4 +1,4 @@
-"""What the status line and its sheet say is never of another run, another workflow or another question."""
+"""The status line and its sheet never tell of another run, another workflow or another question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the panel asks the planner, from nodes as the frontend has them; needs node, no browser and no ComfyUI."""
+"""Test the panel's questions to the planner, from nodes as the frontend has them; needs node, no browser and no
+ComfyUI."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items):
 
 
 def crowd(items):
-    """Whether so many run on a GPU that it pays, on one that holds the tests and all that compiles."""
+    """Decide if so many tests run on a GPU that compiling beside them pays."""
     if sum(item.get_closest_marker("gpu") is not None for item in items) < MANY or not torch.cuda.is_available():
         return False
     return triton_version() is not None and torch.cuda.get_device_properties(0).total_memory > 64 << 30
@@ -57,7 +57,7 @@ def models(item):
 
 
 def compile_one(cell):
-    """What went wrong, or None. It only saves time, and fails again in a test."""
+    """Return what went wrong, or None. It only saves time, and fails again in a test."""
     try:
         done = python(str(Path(__file__).with_name("warm_kernels.py")), *cell, OMP_NUM_THREADS="1")
     except subprocess.TimeoutExpired:
@@ -144,7 +144,7 @@ def pytest_runtest_call(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
-    """What fails on a GPU says so at once: a run that is cut off has no summary."""
+    """Print failures on a GPU at once: a run that is cut off has no summary."""
     report = yield
     if report.failed and item.get_closest_marker("gpu"):
         item.config.get_terminal_writer().write(f"\n{report.longreprtext[-1500:]}\n", flush=True)
@@ -164,7 +164,7 @@ def side_by_side(request):
 
 @pytest.fixture
 def own_process(request, side_by_side):
-    """What this test runs in a process of its own: a function of how that ended."""
+    """Run this test's work in a process of its own; return a function of how that ended."""
     begun_before = side_by_side.get(run_own)
     return begun_before[request.node.name].result if begun_before else lambda: run_own(request.node.name)
 

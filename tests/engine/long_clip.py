@@ -74,7 +74,7 @@ class Watch:
         return self._most(self.frames)
 
     def _most(self, end: int) -> int:
-        """Of frames before: single looks differ by what a convolution just holds."""
+        """Return the most of the frames before: single samples differ by what a convolution just holds."""
         return max(size for frame, size in self._resident if end - self._settled // 2 < frame <= end)
 
     def _gone(self, size: int) -> None:

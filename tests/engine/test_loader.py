@@ -135,7 +135,7 @@ def test_demo_path_is_in_assets():
 @pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a.published.config.encoder_widths],
                          ids=lambda a: a.name)  # fmt: skip
 def test_an_encoder_alone_is_known_for_what_it_is(architecture):
-    """Of the published sizes, which need no memory here; a decoder's first tensor makes it no encoder alone."""
+    """The published sizes need no memory here; a decoder's first tensor makes it no encoder alone."""
     config = architecture.published.config
     with torch.device("meta"):
         tensors = dict(architecture.build(config).state_dict())

@@ -1,4 +1,4 @@
-"""What a run says of itself."""
+"""A run's report."""
 
 import json
 

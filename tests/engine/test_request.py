@@ -1,4 +1,4 @@
-"""What may be asked for: refused in one line that names the value."""
+"""Refuse wrong requests in one line that names the value."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What is compiled beside GPU tests begins in the order in which they ask for it, whatever that is."""
+"""Kernels compiled beside GPU tests begin in the order in which tests ask for them."""
 
 from pathlib import Path
 from types import SimpleNamespace

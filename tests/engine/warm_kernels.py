@@ -54,8 +54,8 @@ def main(name: str, precision: str, halves: str) -> None:
 
 
 def compiled(vae, half: str, size: tuple[int, int, int], everything: bool) -> None:
-    """What this half takes; `everything`: in small steps, tiles, bands and with histories parked too. Kernels know
-    whether a plane is small, and nothing else of its size, so one size is enough for that."""
+    """Compile the kernels of this component; `everything`: in small steps, tiles, bands and with histories parked
+    too. Kernels know if a plane is small, and nothing else of its size, so one size is enough for that."""
     from zerowaste_vae import PlanError
 
     latents, h, w = size

@@ -132,7 +132,7 @@ def _of(tree: ast.Module) -> Iterator[str]:
 
 
 def _read(tree: ast.Module, name: str) -> set[str]:
-    """What getattr and hasattr ask `name` for."""
+    """Return the names that getattr and hasattr ask `name` for."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     asked = [c.args for c in calls if c.func.id in ("getattr", "hasattr") and isinstance(c.args[0], ast.Name)]
     return {args[1].value for args in asked if args[0].id == name and isinstance(args[1], ast.Constant)}

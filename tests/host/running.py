@@ -100,7 +100,7 @@ class Socket:
 
 @dataclass
 class Run:
-    """What became of one prompt."""
+    """Results of one prompt."""
 
     status: str
     events: list[tuple[str, dict]] = field(default_factory=list)
@@ -133,8 +133,8 @@ def python_of(venv: Path) -> Path:
 def printed(
     places: tuple[Path, Path], script: str, *arguments: str, given: str | None = None, folder: Path | None = None
 ) -> str:
-    """What `script` prints, run by a host's Python in its checkout. given: its standard input. folder: to import from
-    as well."""
+    """Return what `script` prints, run by a host's Python in its checkout. given: its standard input. folder: to
+    import from as well."""
     checkout, venv = places
     paths = os.pathsep.join(str(path) for path in (checkout, folder) if path is not None)
     ran = subprocess.run(
@@ -253,7 +253,7 @@ class Comfy:
         return run
 
     def images(self, run: Run, node: str) -> np.ndarray:
-        """What a SaveImage node of `run` wrote: uint8 [F, H, W, 3]."""
+        """Return what a SaveImage node of `run` wrote: uint8 [F, H, W, 3]."""
         paths = [self.base / "output" / i["subfolder"] / i["filename"] for i in run.outputs[node]["images"]]
         return np.stack([np.asarray(Image.open(path).convert("RGB")) for path in paths])
 
@@ -364,5 +364,6 @@ vae_file = Path(sys.stdin.read())
 
 
 def inside(host_places, pack_folder, script: str, *options: str) -> str:
-    """What `script` prints behind START, run by the host's Python in its checkout; options: more of the host's."""
+    """Return what `script` prints behind START, run by the host's Python in its checkout; options: more of the
+    host's."""
     return printed(host_places, START + script, *options, given=str(demo_vae_path()), folder=pack_folder)

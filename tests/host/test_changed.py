@@ -1,5 +1,5 @@
-"""What other nodes do to the weights and calls of a VAE: ours follows them, of the host's ours follows what it can, and
-the host's own code runs where it cannot."""
+"""Other nodes change the weights and calls of a VAE: ours follows them, of the host's ours follows what it can, and
+the host's own code runs if it cannot."""
 
 import pytest
 from running import inside

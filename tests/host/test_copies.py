@@ -1,5 +1,4 @@
-"""What packs and the host do to a VAE of ours, or before us to one of the host's: copy it, choose its device, change
-its layers, let it go."""
+"""Packs and the host copy a VAE of ours, or the host's before us, choose its device, change its layers, let it go."""
 
 from running import inside
 

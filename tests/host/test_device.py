@@ -1,4 +1,4 @@
-"""What the pack's VAE does inside a host that says it has a GPU: plans, giving memory back, scoped settings."""
+"""The pack's VAE inside a host that says it has a GPU: plans, giving memory back, scoped settings."""
 
 from running import inside
 

@@ -71,7 +71,8 @@ def test_a_switch_that_an_option_turned_off_says_so(host):
 
 
 def test_what_the_cache_lets_go_of_is_made_anew_with_the_same_frames(pressed):
-    """Of --cache-ram; --default-device orders GPUs before the pack is loaded, and is nothing to a VAE on a CPU."""
+    """Run under --cache-ram; --default-device orders GPUs before the pack is loaded, and is nothing to a VAE on a
+    CPU."""
     frames = []
     for _ in range(2):
         run = pressed.run(chain() | {"show": node("SaveImage", images=["decode", 0], filename_prefix="pressed")})

@@ -110,7 +110,7 @@ def decoding(latent: str = "z", **widgets) -> dict:
 
 
 def told(comfy, prompt: dict, name: str) -> dict:
-    """What the node `name` says in a run, which must succeed."""
+    """Return what the node `name` says in a run, which must succeed."""
     run = comfy.run(prompt, timeout=240)
     assert run.status == "success", run.error
     return json.loads(run.outputs[name]["text"][0])

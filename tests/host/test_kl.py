@@ -125,7 +125,7 @@ def test_encodes_agree_with_the_stock_vae(host):
 
 
 def test_frames_of_a_video_are_pictures_as_they_are_to_encode(host):
-    """Of a size that fills no latents, which the decode comes back to; past the video's end there are none."""
+    """The size fills no latents, and the decode comes back to it; past the video's end there are no pictures."""
     comfy, file, _ = host
     clip = torch.rand(2, 46, 62, 3, generator=torch.Generator().manual_seed(2))
     write_mp4(comfy.base / "input" / "odd.mp4", clip, 8, crf=0)

@@ -1,4 +1,4 @@
-"""What a latent remembers on its way through the nodes, and frames of another range, inside a host."""
+"""A latent keeps its notes on its way through the nodes, and frames of another range, inside a host."""
 
 import pytest
 from running import inside

@@ -1,4 +1,4 @@
-"""What links and other packs may bring, past the bounds of widgets, inside a host: a line, and nothing left behind."""
+"""Links and other packs bring values past the bounds of widgets, inside a host: a line, and nothing left behind."""
 
 from running import inside
 

@@ -85,7 +85,7 @@ def test_a_node_that_calls_the_network_itself(crowded):
 
 
 def video(server, run, name: str) -> np.ndarray:
-    """What a node saved as a video: [F, H, W, 3] in 0..255."""
+    """Return what a node saved as a video: [F, H, W, 3] in 0..255."""
     (saved,) = (run.outputs[name].get("images") or run.outputs[name]["gifs"])[-1:]
     with av.open(str(server.base / "output" / saved["subfolder"] / saved["filename"])) as container:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What nodes say of their work, as text, in the history for headless clients, and while they run."""
+"""Nodes report their work as text, in the history for headless clients, and while they run."""
 
 from __future__ import annotations
 

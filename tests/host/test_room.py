@@ -1,4 +1,4 @@
-"""How much room the pack's VAE asks the host for before a run, inside a host that says it has a GPU."""
+"""The pack's VAE asks the host for room before a run, inside a host that says it has a GPU."""
 
 from running import inside
 

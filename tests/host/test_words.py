@@ -1,4 +1,4 @@
-"""What a user reads when something is off: the list of the loader, errors, notes, and a log without mere plans."""
+"""Messages to a user: the list of the loader, errors, notes, and a log without mere plans."""
 
 from __future__ import annotations
 

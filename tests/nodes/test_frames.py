@@ -38,7 +38,7 @@ def test_padding_and_back(frames, height, width, padded):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
 def test_padded_clips_fill_latents(architecture):
-    """Of each family: what the network would leave out could not be cropped back."""
+    """Padding fills latents of each family: what the network would leave out could not be cropped back."""
     layout, pixels = Layout(architecture, 16, 3), architecture.spatial * architecture.side
     made = layout.pad(torch.rand(1, 2, 45, 70, 3))
     assert [n % pixels for n in made.shape[2:4]] == [0, 0] and architecture.filled(made.shape[1]) == made.shape[1]
@@ -98,7 +98,7 @@ def test_other_latents_are_refused(shape):
     "make", [torch.Tensor.to_sparse, lambda t: t.to("meta"), lambda t: torch.nested.nested_tensor([t[0], t[0]])]
 )
 def test_tensors_without_values_side_by_side_are_one_line(make):
-    """Of a nested latent the first part is taken: frames and sound come so."""
+    """The first part of a nested latent is taken: frames and sound come so."""
     for call in (lambda t: LAYOUT.clip(t), lambda t: LAYOUT.latent(t), strange):
         given = make(torch.zeros(1, 16, 8, 16, 16))
         with pytest.raises(InputError, match=r"nested|meta device|sparse|connect") as caught:

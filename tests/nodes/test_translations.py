@@ -1,4 +1,4 @@
-"""What users read when something is refused is known in Chinese, in the very words that the code has."""
+"""Refusals are known in Chinese, in the very words that the code has."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_error_of_the_nodes_is_known(text):
 
 
 def test_plans_are_refused_with_those_sentences_only():
-    """What is no string where it is raised is made of them, or is a reason of its own."""
+    """A refusal that is no string in its place is made of them, or is a reason of its own."""
     others = {ast.unparse(call.args[0]) for call in raised() if template(call.args[0]) is None}
     assert {text for text in others if not re.search(r"refusal|self\._(smallest|long_chunk)\(", text)} == {"why", "off"}
 

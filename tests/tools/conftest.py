@@ -1,4 +1,4 @@
-"""What several tests of tools use."""
+"""Fixtures of tests of tools."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the archive for the registry holds, and what stops it from being built."""
+"""Contents of the archive for the registry, and what stops it from being built."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ FEW = frozenset({"minimaxh3"})
 
 @pytest.fixture(scope="module")
 def tool(load_tool):
-    """Which remembers what two sets hold, walked once."""
+    """Load the tool, which remembers what two sets hold, walked once."""
     made, walks = load_tool("build_kernels"), sys.modules["kernels_wanted"]
     for name in "AB":
         walks.walked(name, FEW)

@@ -1,4 +1,4 @@
-"""What the tool asks of its processes, and what it makes of their answers; they need a GPU."""
+"""Questions of the tool to its processes, and what it makes of their answers; they need a GPU."""
 
 import json
 

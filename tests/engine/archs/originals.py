@@ -1,4 +1,4 @@
-"""How near outputs come to those that the original implementations gave."""
+"""Measure how near outputs come to those of the original implementations."""
 
 import torch
 from zerowaste_vae.engine.options import DEFAULTS

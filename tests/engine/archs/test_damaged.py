@@ -18,7 +18,7 @@ from .small import SMALL, small
 
 
 def told(checkpoint: Checkpoint) -> str:
-    """What loading says; the empty text where all of the file is used."""
+    """Return the messages of loading; the empty text where all of the file is used."""
     with pytest.MonkeyPatch.context() as patch:
         lines: list[str] = []
         patch.setattr("zerowaste_vae.engine.log.once", lines.append)

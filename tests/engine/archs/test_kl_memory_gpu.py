@@ -1,4 +1,4 @@
-"""What Flux's VAE at its published widths takes on a real GPU, beside what plans state. No other test's VAE lives
+"""Memory of Flux's VAE at its published widths on a real GPU equals what plans state. No other test's VAE lives
 meanwhile: the gaps between its weights would be used, and counted as its own."""
 
 import pytest

@@ -97,7 +97,7 @@ def test_weights_on_the_device_stay_from_call_to_call(make, noise):
 
 
 def test_groups_of_small_tiles_change_little_and_are_alike(make, noise, monkeypatch):
-    """What a GPU multiplies together is filled up: no tile knows how many there are."""
+    """A group of tiles is padded to one size: no tile knows how many there are."""
     vae, z = make(), noise(9, 24, 7, 4, 4)
     network = TokenNetwork(vae.model.decoder, torch.float32, CPU)
 
@@ -186,7 +186,7 @@ def test_8_bit_products_are_near(make, noise, kind, least):
 
 @pytest.mark.parametrize("kind, least", [("fp8", 17), ("int8", 25)])
 def test_encodes_in_8_bit_measure_ranges_in_its_own_units(seed_model, noise, kind, least):
-    """Of the first clips, as other encoders do; nothing is measured of the decoder."""
+    """The first clips are measured, as by other encoders; nothing is measured of the decoder."""
     model = ARCHITECTURE.build(Config((32,) * 6, 64, 1, 64, norm_groups=8)).requires_grad_(False)
     seed_model(model, 6)
     model.latents_std.abs_().add_(0.5)
@@ -236,7 +236,7 @@ def why_no_graphs(vae):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_replayed_layers_have_the_same_bits(make, noise, recorded, precision):
-    """Of a picture from call to call, and of one batch after the other; the last one is smaller."""
+    """Replay layers of a picture from call to call, and of one batch after the other; the last one is smaller."""
     vae = make(precision)
     plain = vae.with_options(DEFAULTS.switched(off=["cuda_graphs"]))
     pictures = [noise(1, 24, 1, 3, 4, seed=seed) for seed in range(3)]
@@ -295,7 +295,7 @@ def test_the_fused_encoder_is_the_plain_one(make, noise):
 
 @pytest.mark.parametrize("frames", [1, 5])
 def test_samples_are_encoded_as_sections_are(make, noise, frames):
-    """What ranges are measured on."""
+    """Ranges are measured on samples that are encoded like sections."""
     vae, sample = make(), noise(frames, 32, 32, 3)
     encoder = vae.model.encoder
     want = encoder(sample.permute(3, 0, 1, 2)[None])[0].permute(1, 2, 3, 0)[..., :24]

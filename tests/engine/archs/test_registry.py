@@ -1,4 +1,4 @@
-"""Which network a file holds: whatever it is wrapped in, beside whatever else, and under whose names."""
+"""Recognise the network of a file, however it is wrapped, and under whatever names."""
 
 import re
 

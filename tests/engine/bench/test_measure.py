@@ -76,7 +76,7 @@ def test_compiled(tiny, monkeypatch):
 
 
 def test_compiled_nothing(tiny, monkeypatch):
-    """Where torch.compile compiled nothing, its row has no times."""
+    """A torch.compile that compiled nothing has no times in its row."""
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     row = Bench(tiny, CPU, 1, 0).torch_peer(Case("decoder", "fp32", 1, 16, 16), "torch.compile")
     assert "compiled nothing" in row["skipped"]

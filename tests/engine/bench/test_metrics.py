@@ -144,7 +144,7 @@ def test_streaming():
     ],
 )
 def test_compare_errors(a, b, options, says):
-    """What cannot be compared is named."""
+    """Clips that cannot be compared are refused with the reason."""
     with pytest.raises(InputError, match=says):
         compare(a, b, **options)
 

@@ -326,7 +326,7 @@ def checkpoints(vae_file):
 
 
 def test_info_describes_half_a_vae(run, vae_file):
-    """Of any half, and one of which something is missing."""
+    """Describe a file with one component, and one that lacks a part of it."""
     for name, tensors, notes in checkpoints(vae_file):
         encoder = {key: t for key, t in tensors.items() if not key.startswith("decoder.")}
         save_file(encoder, "encoder.safetensors", notes)

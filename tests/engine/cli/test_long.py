@@ -142,7 +142,7 @@ def test_resume_keeps_tiles(place, monkeypatch, capsys):
 
 
 def test_resume_refuses_other_auto_tiles(place, monkeypatch, capsys):
-    """Whether it is another one from the start, or once the run plans for itself."""
+    """Refuse other tiles than the begun clip's, from the start or once the run plans for itself."""
     monkeypatch.setattr(VideoVAE, "_block", lambda *_: 4)
     plan, grids, arguments = Planner.plan, [], ("decode", "l.safetensors", "frames", "--chunk", 1)
 

@@ -1,4 +1,4 @@
-"""What a latent file notes of its clip: the size that was padded, and the rate."""
+"""A latent file notes the size of its clip before padding, and the rate."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""What commands share: progress without a terminal, and what is said of runs on a CPU."""
+"""Test the common parts of commands: progress without a terminal, and messages of runs on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of several devices share."""
+"""Fixtures of tests of several devices."""
 
 import pytest
 from zerowaste_vae import load

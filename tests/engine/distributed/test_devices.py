@@ -16,7 +16,7 @@ FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 
 @pytest.fixture
 def contents(monkeypatch):
-    """What the sets hold, by their identity."""
+    """Return the contents of the sets, by their identity."""
     held = {"A": "a1", "C": "c1"}
     monkeypatch.setattr(sets, "library", lambda: SimpleNamespace(identity=held.__getitem__))
     return held

@@ -84,7 +84,7 @@ def test_a_killed_rank_ends_the_others(tmp_path, latent):
 @pytest.mark.parametrize("how, says", [("stopped", "rank 1 has said nothing for 3 s"),
                                        ("stuck", "rank 1 has not come to the end of a chunk for 10 s")])  # fmt: skip
 def test_a_rank_that_hangs_ends_the_others(tmp_path, latent, how, says):
-    """What was finished stays, and a line says how it goes on."""
+    """Finished frames stay, and a line says how to go on."""
     save_file({"latent": torch.zeros(1, 16, 400, 1, 2)}, tmp_path / "long.safetensors")
     process = start(tmp_path, how, latent, "long.safetensors", module="rank_hangs")
     said = ""

@@ -40,7 +40,7 @@ def test_frames_are_those_of_one(small, noise, early, count, monkeypatch):
 
 @pytest.mark.parametrize("fused", [True])
 def test_steps_outlast_the_turns_of_threads_that_launch(small, noise, early, monkeypatch):
-    """Where there is room for them; one device's plans are as they were."""
+    """Steps are longer if there is room for them; plans of one device are unchanged."""
     asked, steps = [], FusedWalk.frames_per_step
     monkeypatch.setattr(FusedWalk, "frames_per_step", lambda *a: asked.append(a[0].launched) or steps(*a))
     small.decode(noise(1, 16, 9, 2, 3), devices=TWO)
@@ -120,7 +120,7 @@ def test_cancelling_stops_all(small, noise, early):
 
 @pytest.mark.parametrize("bad", [0, 1])
 def test_later_parts_follow_into_a_wider_type(make_vae_file, noise, early, monkeypatch, bad):
-    """Where the first part overflows, the second one is made again; where only the second does, the first stays."""
+    """An overflow of the first part makes the second again; one of the second leaves the first."""
     monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: "off")
     vae = load(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3), precision="fp16", device="cpu")
     z = noise(1, 16, 7, 2, 2)

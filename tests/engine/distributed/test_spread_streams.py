@@ -163,7 +163,7 @@ def test_cancelling_a_stream_stops_all(small, noise, early):
 
 
 def test_a_stream_follows_into_a_wider_type(make_vae_file, noise, early, rounds, monkeypatch):
-    """What later segments have made by then is made again, and nobody has seen it."""
+    """Results that later segments have by then are made again before anybody sees them."""
     monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: "off")
     vae = load(make_vae_file((8, 8, 8, 8), (8, 8, 8, 8), 2, 3), precision="fp16", device="cpu")
     z = noise(1, 16, 12, 2, 2)

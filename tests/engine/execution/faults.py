@@ -74,7 +74,7 @@ def forget_others() -> None:
 
 
 def leftovers() -> list[object]:
-    """What a run has failed to give back: runs that still hold memory, blocks of the pool still in use."""
+    """Return what a run failed to give back: runs that still hold memory, blocks of the pool still in use."""
     runs = [o for o in gc.get_objects() if type(o) is Run]
     holding = [r for r in runs if r.arena._block is not None or any(g.data is not None for g in r.rings.values())]
     used = POOL.nbytes - sum(b.numel() for b in POOL._idle)
@@ -82,7 +82,7 @@ def leftovers() -> list[object]:
 
 
 def events(vae):
-    """What the last run counted, without zeros."""
+    """Return the counts of the last run, without zeros."""
     return {name: count for name, count in vae.last_report.events.items() if count}
 
 

@@ -1,4 +1,4 @@
-"""What GPU tests run in processes of their own, which may begin long before the test that asks for them."""
+"""Work that GPU tests do in processes of their own, which may begin long before the test that asks for it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def inner(file: Path, which: str, **environment: str) -> subprocess.CompletedPro
 
 
 def long_clips() -> subprocess.CompletedProcess[str]:
-    """What host memory long decodes take."""
+    """Measure the host memory of long decodes."""
     return python(str(HERE / "host_memory.py"))
 
 

@@ -1,4 +1,4 @@
-"""What a run says in the log: each documented line when, and only when, it is true."""
+"""A run logs each documented line when, and only when, it is true."""
 
 import logging
 from dataclasses import replace
@@ -38,7 +38,7 @@ def said(monkeypatch, caplog):
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """What a VAE would say on a GPU of this generation, with the operands it settled for on a CPU."""
+    """Return what a VAE would say on a GPU of this generation, with the operands it settled for on a CPU."""
 
     def describe(vae, sm):
         plan = vae.plan_decode(1, 2, 2)

@@ -66,7 +66,8 @@ def test_weights_wait_where_nobody_else_moves_them(on_gpu):
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
 def test_plans_count_what_is_on_the_device(on_gpu, half):
-    """Of a fused run the packed weights alone, of plain torch the half; of a host that moves weights all of them."""
+    """Count packed weights alone for a fused run, the component for plain torch, and all of them for a host that
+    moves weights."""
     fused, hosts = on_gpu(), on_gpu(weights_on=CPU)
     whole = sum(p.nbytes for p in fused.model.parameters())
     own = sum(p.nbytes for p in getattr(fused.model, half).parameters())

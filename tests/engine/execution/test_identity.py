@@ -151,7 +151,7 @@ def test_nothing_is_kept_of_patched_weights(files, make, cache, noise, precision
 
 @pytest.mark.parametrize("precision", ["fp8", "int8"])
 def test_packed_weights_are_not_filed_under_what_others_hold(files, make, cache, noise, precision):
-    """What torch does not count and no host tells of, between the digest and the packing."""
+    """A change that neither torch nor the host reports, between the digest and the packing, is noticed."""
     vae = make(files[0], precision)
     assert vae.store.digest
     vae.store.table("decoder")

@@ -127,8 +127,8 @@ def parameters(value, name):
 
 
 def of_last_steps(vae, half):
-    """What the last step of a half reads, in 8 bit its norm and those of the step before: packed where it runs fused,
-    else the parameters."""
+    """Return what the last step of a component reads, in 8 bit its norm and those of the step before: packed if it
+    runs fused, else the parameters."""
     if not vae._fused.packed_bytes(half):
         constants = {name for name, _ in vae.architecture.constants}
         every = [(name, [p]) for name, p in vae.model.named_parameters() if name not in constants]

@@ -23,7 +23,7 @@ MODELS = {
 
 @pytest.fixture(scope="module", params=list(MODELS))
 def model(request, seed_model):
-    """Of the narrowest widths: what a frame depends on has nothing to do with them."""
+    """Build a network of the narrowest widths: they do not matter to what a frame depends on."""
     model = MODELS[request.param]().requires_grad_(False)
     seed_model(model, 3)
     return model
@@ -37,7 +37,7 @@ def vae(model, tmp_path, request, monkeypatch):
 
 
 def first_finite(x):
-    """Of [1, C, N, H, W]: the first number from which on all is finite."""
+    """Return the first number of [1, C, N, H, W] from which on all is finite."""
     return int((~x.isfinite()).flatten(3).any(-1)[0].any(0).nonzero()[-1]) + 1
 
 

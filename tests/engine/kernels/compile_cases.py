@@ -162,8 +162,8 @@ def winograd_cases(here: Target):
 
 
 def tuning_cases(here: Target):
-    """What a tuning tries beside the tables: each tile once, for the layers with most work of one family in 16 bit, or,
-    where ZEROWASTE_COMPILE is "all", for all layers and types of three families."""
+    """Yield the tiles that a tuning tries beside the tables, each once: for the layers with most work of one family
+    in 16 bit, or, if ZEROWASTE_COMPILE is "all", for all layers and types of three families."""
     every = os.environ.get("ZEROWASTE_COMPILE") == "all"
     types = [(HALF, "f32"), *([(HALF, "f16")] if here.half_accumulate else []), (INT8, "i32")]
     types += [(FP8, here.accumulate(FP8, True))] if here.fp8 else []
@@ -249,7 +249,7 @@ def patch_calls(here: Target):
 
 
 def attention_calls(here: Target, head: int, tokens: int = 14400):
-    """Of a frame of 1280x720; in 3840x2160 the second product is cut into parts."""
+    """Call attention of a frame of 1280x720; in 3840x2160 the second product is cut into parts."""
     q = meta(2, tokens, head, dtype=HALF)
     with cross_compile.recorded() as calls:
         attention.launch(q, q, q, here)
@@ -258,7 +258,7 @@ def attention_calls(here: Target, head: int, tokens: int = 14400):
 
 
 def token_calls(stored: torch.dtype, wide: torch.dtype):
-    """Of the published transformer's width, into `stored`, from products in `wide`."""
+    """Call the kernels at the published transformer's width, into `stored`, from products in `wide`."""
     rows, width = 1797, 2048
     scales = meta(rows) if stored.itemsize == 1 else None
     x, y, vector = meta(rows, width, dtype=HALF), meta(rows, width, dtype=wide), meta(width, dtype=HALF)

@@ -27,7 +27,7 @@ _TYPES = {
 
 @contextlib.contextmanager
 def recorded(*kernels: str):
-    """What is launched inside of these kernels, of all without a name: (Triton's function, arguments, constants)."""
+    """Record the launches of these kernels, of all without a name, as (Triton's function, arguments, constants)."""
     calls: list[tuple] = []
     with recording(capabilities("recorded", 90, triton_version())) as launched:
         yield calls

@@ -1,4 +1,4 @@
-"""What Triton makes of every shipped kernel x schedule for GPUs this machine does not have."""
+"""Compile every shipped kernel x schedule for GPUs that this machine does not have."""
 
 import importlib.util
 import json
@@ -28,8 +28,8 @@ INSTRUCTION = {
 
 @pytest.fixture(scope="module")
 def builds(request):
-    """Of the generations that tests were chosen for, compiled in two processes of their own: here the interpreter has
-    taken Triton's place."""
+    """Compile for the generations that tests were chosen for, in two processes of their own: here the interpreter
+    has taken Triton's place."""
     chosen = {item.callspec.params["sm"] for item in request.session.items if "builds" in item.fixturenames}
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     script = str(Path(__file__).with_name("compile_cases.py"))

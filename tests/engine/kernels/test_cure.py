@@ -1,4 +1,4 @@
-"""What is said where Triton is missing or fails, on Windows above all; tests/engine/kernels/test_probe.py has Linux."""
+"""Say the cure if Triton is missing or fails, on Windows above all; tests/engine/kernels/test_probe.py has Linux."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Which loop a convolution runs: the one in Gluon on cards with mma.sync, Triton's where that cannot run."""
+"""Choose the loop of a convolution: the one in Gluon on cards with mma.sync, Triton's if that cannot run."""
 
 import pytest
 import torch

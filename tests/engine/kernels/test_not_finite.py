@@ -31,7 +31,7 @@ def where(request):
 
 
 def tokens(where, call, dtype, x):
-    """What a pass over tokens makes of x: its rows, and their scales (None: not in 8 bit)."""
+    """Return the results of a pass over tokens of x: its rows, and their scales (None: not in 8 bit)."""
     device, backend = where
     out = torch.empty(ROWS, WIDTH, dtype=dtype, device=device)
     scales = torch.empty(ROWS, device=device) if dtype in LIMITS else None
@@ -152,7 +152,7 @@ def test_planes(where, stored, value):
 @pytest.mark.parametrize("stored", [HALF, FP8, INT8], ids=str)
 @pytest.mark.parametrize("form", ["direct", "winograd"])
 def test_conv3d(where, form, stored, value):
-    """Of the residual, which is added in front of the clamp."""
+    """The residual may be not finite; it is added before the clamp."""
     device, backend = where
     weight, health = torch.randn(40, 32, 3, 3, 3) / 30, torch.zeros((), device=device)
     residual = torch.randn(1, 5, 6, 40).half()

@@ -129,7 +129,7 @@ def test_a_kernel_that_does_not_compile_leaves_the_rest_to_torch(vae, noise, mon
     PrebuiltError("the driver refuses conv_kernel: too new"), SetError("A.x.xz is damaged; install again"),
 ], ids=["driver", "file"])  # fmt: skip
 def test_prebuilt_kernels_that_fail_in_a_run_leave_the_rest_to_others(vae, noise, monkeypatch, error):
-    """What has been made stays, and nothing is read or launched again that way."""
+    """Results made so far stay, and nothing is read or launched again that way."""
     z, calls, original = noise(1, 16, 3, 2, 2), [], run_module.to_pixels
     expected = load(vae.path, device="cpu").decode(z, chunk=1)
 

@@ -314,7 +314,7 @@ def test_planes_are_those_of_the_plain_buffer(backend, rounded, case):
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("dtype", [HALF, BF16, FP8, INT8], ids=str)
 def test_a_plain_history_becomes_the_same_planes(backend, dtype, kind, border, size):
-    """What is parked plain comes back as planes: bit for bit what they would have been, frame by frame."""
+    """A history parked plain comes back as planes: bit for bit what they would have been, frame by frame."""
     (h, w), scale = size, 0.05 if dtype.itemsize == 1 else 1.0
     x, bias = torch.randn(2, h, w, 40).half(), None if kind == "l2" else torch.rand(40)
     norm, wide = Norm(kind, torch.rand(40) + 0.5, bias, 8), padded_channels(40, dtype)

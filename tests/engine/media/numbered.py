@@ -17,7 +17,7 @@ def ramp(count, first=0, height=48, width=64):
 
 
 def numbers(path):
-    """Which frames a file holds, by their brightness."""
+    """Return the numbers of a file's frames, by their brightness."""
     return [round(float(f.float().mean() * (1 if f.dtype == torch.uint8 else 255)) / STEP) for f in Clip(path)]
 
 

@@ -192,7 +192,7 @@ def test_kinds_of_images(tmp_path, caplog):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no name has a colon there")
 def test_names_with_colons(tmp_path, monkeypatch):
-    """Which are no protocols."""
+    """Names with colons are no protocols."""
     monkeypatch.chdir(tmp_path)
     write_mp4("take1:final.mp4", moving_ramp(3), 25)
     assert len(read_video("take1:final.mp4")[0]) == 3

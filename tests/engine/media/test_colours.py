@@ -1,4 +1,4 @@
-"""What files say of their colours: brought to sRGB, or said in a line."""
+"""Bring colours of files to sRGB as they say, or log a line."""
 
 import io
 import struct

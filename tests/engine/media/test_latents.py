@@ -139,7 +139,7 @@ def test_only_batches_are_written(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.latent"])
 def test_pictures_have_four_axes(tmp_path, name):
-    """Of 16 pictures with 16 channels, too, and of one whose channels could be frames of fewer."""
+    """Read 16 pictures with 16 channels, too, and one whose channels could be frames of fewer."""
     for shape in ((16, 16, 3, 2), (1, 32, 2, 2)):
         z = torch.rand(shape)
         write_latent(tmp_path / name, z)

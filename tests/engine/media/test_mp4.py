@@ -175,7 +175,7 @@ def test_what_nobody_can_lock_is_written(path, monkeypatch, fcntl):
 
 
 def test_stale_joined_parts_removed(path):
-    """Of this file, and no other."""
+    """Remove stale parts of this file, and of no other."""
     left, others = f".{path.name}.0123456789abcdef.part", [".b.mp4.0123456789abcdef.part", f".{path.name}.1"]
     for name in (left, *others):
         path.with_name(name).write_bytes(b"half")

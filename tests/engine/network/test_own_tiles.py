@@ -1,4 +1,4 @@
-"""How a network that tiles itself cuts clips and frames."""
+"""Cut clips and frames of a network that tiles itself."""
 
 import itertools
 

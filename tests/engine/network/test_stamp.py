@@ -1,4 +1,4 @@
-"""What a stamp of a network's weights notices, and what it lets pass."""
+"""A stamp of a network's weights notices changes, and lets harmless ones pass."""
 
 import pytest
 import torch

@@ -45,7 +45,7 @@ def test_golden_cases_stream(shared, tmp_path, atol):
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_each_clip_and_tile_finds_an_empty_cache(vae, noise, monkeypatch, kept):
-    """Where torch keeps what it frees in blocks: those of one do not fit the next one's tensors."""
+    """Empty torch's cache if it keeps freed blocks: those of one clip do not fit the next one's tensors."""
     emptied = []
     monkeypatch.setattr(plain_pass, "keeps_blocks", lambda device: kept and device == vae.device)
     monkeypatch.setattr(plain_pass, "empty_device_cache", lambda: emptied.append(len(emptied)))

@@ -225,7 +225,7 @@ def test_published_networks_with_other_borders_take_it(monkeypatch, name):
 
 @torch.no_grad()
 def test_a_clip_goes_on_where_its_histories_are_stored_alike(build):
-    """Of a ring's planes no plain history can be made: under a plan that parks, the clip begins anew."""
+    """No plain history can be made of a ring's planes: under a plan that parks, the clip begins anew."""
     half, z = build(decoder(Group(4)), torch.float16), torch.randn(3, 5, 6, 8)
     network = fuse(half, torch.float16, WINOGRAD)
 

@@ -73,8 +73,8 @@ def moved(device):
 
 
 def test_blocks_of_a_size_are_taken_in_the_order_of_their_addresses():
-    """What torch 2.11 reserved on an H200, to the byte. In another process it was 34 MiB less, as where the oldest come
-    first: where segments lie is the driver's."""
+    """The count is what torch 2.11 reserved on an H200, to the byte. In another process it was 34 MiB less, as if
+    the oldest came first: the driver chooses the places of segments."""
     assert peak_bytes(lambda: moved("meta"), PeakMemory(reserves=True)) == 1_126_170_624
 
 

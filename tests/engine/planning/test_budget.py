@@ -1,4 +1,4 @@
-"""Where the memory target comes from."""
+"""Find the memory target."""
 
 import pytest
 import torch

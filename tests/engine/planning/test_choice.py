@@ -1,4 +1,4 @@
-"""Which kernels run a half: all of one prebuilt set, Triton's, or none, with the reasons."""
+"""Choose the kernels of a component: all of one prebuilt set, Triton's, or none, with the reasons."""
 
 import threading
 from dataclasses import replace

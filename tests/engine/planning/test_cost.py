@@ -113,7 +113,7 @@ def test_1080p_hides_its_copies_below_13_gb(planner, walk):
 
 
 def test_chunks_of_a_short_clip_start_with_one_frame(planner):
-    """Of two latents they take 3 % less for each, and longer to begin with."""
+    """Chunks of two latents take 3 % less for each, and longer to begin with."""
     few, many = (planner.plan("decoder", (n, 90, 160), Request(), Limits(6 * GIB, host=62 * GIB)) for n in (6, 100))
     assert (few.steps.latents, many.steps.latents) == (1, 2)
     assert few.parking is not None and many.parking is not None

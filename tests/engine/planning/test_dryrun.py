@@ -47,7 +47,7 @@ def test_attention_has_no_score_matrix():
 
 
 def test_the_callers_inference_mode_changes_nothing():
-    """Where it is on, torch hands composite operators over whole, and their temporaries would go unseen."""
+    """In inference mode torch hands composite operators over whole, and their temporaries would go unseen."""
 
     def program():
         torch.nn.functional.conv3d(meta(1, 2, 4, 4, 4), meta(3, 2, 1, 1, 1))

@@ -23,7 +23,7 @@ def by_side(grid):
 
 
 def searched(target, least):
-    """What `largest` finds, and how many tiles it asks for."""
+    """Return the result of `largest`, and the number of tiles it asks for."""
     asked = []
 
     def counted(grid):

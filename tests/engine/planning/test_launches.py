@@ -25,7 +25,7 @@ def needs(name, half, options=DEFAULTS, here=HERE, **more):
 
 
 def made(name, half, options, kind, work):
-    """What `work(network)` launches."""
+    """Return the launches of `work(network)`."""
     one = by_name(name)
     walk = FusedWalk(one, one.published.config, HALF, options)
     walk.use(half, found.uniform(one.program(half, one.published.config), kind))
@@ -52,7 +52,7 @@ def decoded(network, *, sizes=(5, 33, 41), chunk=1, frames=1, parking=None, outp
 
 
 def in_tiles(network, *, sizes=(3, 40, 150), tile=(24, 30)):
-    """What sees whole frames, then a tile of the rest."""
+    """Run the steps that see whole frames, then a tile of the rest."""
     count, height, width = sizes
     front = network.plan_front(count, height, width, META)
     front.allocate()

@@ -1,5 +1,4 @@
-"""What plans state against what torch reserves on a real GPU, where calls follow each other and where plain torch runs.
-"""
+"""Compare stated peaks with what torch reserves on a real GPU, in calls that follow each other and on plain torch."""
 
 import functools
 import gc

@@ -1,4 +1,4 @@
-"""What plans state for plain torch, against the bytes that torch's allocator hands out for the same program."""
+"""Compare stated peaks of plain torch with the bytes that its allocator hands out for the same program."""
 
 from __future__ import annotations
 

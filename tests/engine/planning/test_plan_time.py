@@ -1,4 +1,4 @@
-"""What a plan itself takes: few walks and few operations, whatever is asked for, and it can be stopped."""
+"""A plan takes few walks and few operations, whatever is asked for, and it can be stopped."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ SIZE = 8, 40, 60
 
 
 def planner_of(architecture):
-    """Of published sizes, for plain torch on a GPU."""
+    """Return a planner of published sizes, for plain torch on a GPU."""
     dtype = torch.float16
     return make_planner(
         architecture, architecture.published.config, dtype, DEFAULTS, Mode(), lambda: False,
@@ -76,7 +76,7 @@ def test_a_clip_of_100000_frames_is_planned_like_a_short_one(operations, family,
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
 @pytest.mark.parametrize("tiling", ["auto", "blended"])
 def test_a_chunk_of_many_pictures_is_planned_like_one_of_a_few(operations, half, tiling):
-    """Where each of them is a clip that goes through all of the network alone, one is walked."""
+    """Walk one picture if each is a clip that goes through all of the network alone."""
     planner = planner_of(hunyuan_refiner.ARCHITECTURE)
     planner.plan(half, (100_000, 45, 80), Request(chunk=4096, tiling=tiling), Limits(13 * GIB, 13 * GIB))
     assert 0 < operations[0] < MOST_OPERATIONS

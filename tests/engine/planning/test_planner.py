@@ -106,7 +106,7 @@ def test_plans_are_the_same_in_the_hosts_inference_mode(vae, vae_file, half, opt
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
 def test_auto_raises_a_default_target_before_it_blends(vae, half):
-    """What needs a little more than the default target has exact frames if that much is free."""
+    """A clip that needs a little more than the default target has exact frames if that much is free."""
     least = plan(vae, half, chunk=1, tiling="untiled").peak_bytes
     while True:
         try:
@@ -163,7 +163,7 @@ def test_auto_gives_a_long_chunk_up_and_others_name_it(vae):
 
 
 def test_a_chunk_that_is_not_the_only_cause_is_told_of_too(vae):
-    """What is needed is of the frames then, and the chunk's own is told apart."""
+    """The message names the need of the frames, and apart from it the chunk's own."""
     for options in ({"tiling": "untiled"}, {"tiling": "blended", "tile": 96}):
         with pytest.raises(PlanError) as short:
             plan(vae, gb=0.0005, **options)

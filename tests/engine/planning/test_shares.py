@@ -27,7 +27,7 @@ def test_the_lead_is_staged(leads):
 
 
 def test_a_clips_first_latent_is_one_frame(leads):
-    """Where all but the front makes four of others: the first share has less to do than it has latents."""
+    """All but the front makes four frames of others: the first share has less to do than it has latents."""
     assert -0.75 < leads(0) < -0.6
     first, second = split(leads, 41, [1.0, 1.0])
     assert first.lead == leads(0) and second.lead == leads(second.first) > 0

@@ -1,4 +1,4 @@
-"""What is not finite on a real GPU: seen wherever it arises, in every precision, and made again."""
+"""Results that are not finite on a real GPU are found wherever they arise, in every precision, and made again."""
 
 import inspect
 import math
@@ -74,7 +74,7 @@ def test_rerun(known, monkeypatch, key, value):
 
 
 def test_rerun_last_norm(known):
-    """Where a clamp would hide it. The rerun packs anew."""
+    """A clamp would hide the overflow here. The rerun packs anew."""
     vae, z, safer = known
     vae._fused.decoder().stages[-1][-1].packed.conv.bias[1] = math.nan
     out = vae.decode(z)

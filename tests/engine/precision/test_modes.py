@@ -1,4 +1,4 @@
-"""What a precision means on which hardware, and the reason for anything else."""
+"""Resolve precisions by hardware, with the reason for anything else."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which weights a run has: those of the VAE at hand, whatever became of its file, and unrounded in a wider type."""
+"""A run has the weights of the VAE at hand, whatever became of its file, and unrounded in a wider type."""
 
 import os
 import shutil
@@ -133,7 +133,7 @@ def test_temporaries(tmp_path):
 
 
 def fp32_rerun(vae, z):
-    """What two reruns in wider types end with."""
+    """Return the results of two reruns in wider types."""
     return vae._safer("here")._safer("here again").decode(z)
 
 

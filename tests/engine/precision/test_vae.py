@@ -70,7 +70,7 @@ def test_floor(wide_file, noise):
 
 
 def test_refused(wide_file, noise):
-    """What cannot run as asked says so."""
+    """A precision that cannot run as asked says so."""
     with pytest.raises(InputError, match="fp4"):
         load(wide_file, precision="fp4", device="cpu")
     fast = load(wide_file, precision="fp16_fast", device="cpu")

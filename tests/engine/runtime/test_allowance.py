@@ -155,7 +155,7 @@ def test_slower_algorithms_for_want_of_memory_are_said(card, monkeypatch):
 
 
 def test_a_plan_that_found_no_memory_is_first_allowed_more(make_vae_file, monkeypatch):
-    """Where the target has room: the same plan, restated. Then, and for fused plans, a leaner one."""
+    """If the target has room, the same plan runs, restated. Then, and for fused plans, a leaner one."""
     vae = load(make_vae_file(), device="cpu")
     monkeypatch.setattr(call, "enforced", lambda device: True)
     request = call.Request(vram_gb=1.0)

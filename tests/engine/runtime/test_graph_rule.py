@@ -1,4 +1,4 @@
-"""When a recording pays: times that are known, times that come late, and what is left of a call."""
+"""Decide if a recording pays: times that are known, times that come late, and the rest of a call."""
 
 import pytest
 from zerowaste_vae.engine.runtime import graph_rule

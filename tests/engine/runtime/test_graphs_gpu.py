@@ -218,7 +218,7 @@ def test_memory_that_runs_out_between_replays(tiny, noise, monkeypatch):
 
 @pytest.mark.parametrize("recording", [math.inf, None, 0.0])
 def test_the_rule_itself(vae_of, noise, monkeypatch, recording):
-    """What is recorded may differ with the machine; frames may not. Nothing pays, what pays, any gain pays."""
+    """Recordings may differ with the machine; frames may not. Nothing pays, some pay, any gain pays."""
     monkeypatch.setattr(graphs, "pays", graph_rule.pays)
     if recording is not None:
         monkeypatch.setattr(graph_rule, "RECORDING", recording)

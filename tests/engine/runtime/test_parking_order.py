@@ -1,5 +1,5 @@
-"""Whether copies and convolutions on their queues could ever meet in the same memory: checked without a GPU, by what
-each queue has waited for. In program order, as a CPU runs it, everything is right anyway."""
+"""Check that copies and convolutions on their queues never meet in the same memory: without a GPU, by what each
+queue has waited for. In program order, as a CPU runs it, everything is right anyway."""
 
 import itertools
 import random
@@ -160,7 +160,7 @@ def test_no_two_queues_meet(gpu, seed, buffers, near):
 
 
 def keep(parked, gpu, key, band, frames, head):
-    """What planes are made of stays: read, then written, by the queue that computes."""
+    """The source of planes stays: read, then written, by the queue that computes."""
     for frame in parked.held(key, band):
         gpu.touch(frame, False)
     for _, data, slot in parked.keep(key, band, frames, head):

@@ -1,4 +1,4 @@
-"""What a dry walk counts besides arena and rings, and that it takes no longer for a long chunk."""
+"""A dry run counts memory besides arena and rings, and takes no longer for a long chunk."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_uploads_of_all_calls_and_threads_share_a_stream(current, monkeypatch):
 
 
 def test_one_run_after_the_other_copies_on_the_same_streams(monkeypatch):
-    """Of another priority than what computes; runs at the same time have streams of their own."""
+    """Copies have another priority than kernels; runs at the same time have streams of their own."""
     made = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: made.append((device, priority)) or len(made))
     monkeypatch.setattr(devices, "_pairs", defaultdict(deque))

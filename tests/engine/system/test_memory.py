@@ -1,4 +1,4 @@
-"""How much host memory is free: the machine's, and what a container may take of it."""
+"""Find free host memory: the machine's, and what a container may take of it."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What is tried: a handful for each kind of layer of every family, none of which a plan has not counted with."""
+"""Candidates are a handful for each kind of layer of every family, and plans count on all of them."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def walk(architecture, **options):
 
 @pytest.fixture(scope="module")
 def kinds():
-    """Of the families with most kinds, in all types."""
+    """Return the kinds of the families with most of them, in all types."""
     found = {}
     for architecture in ARCHITECTURES[:3]:
         for winograd in (False, True):

@@ -1,4 +1,4 @@
-"""What a tuning leaves on disk, and what becomes of files that are not that."""
+"""A tuning's file on disk, and damaged files."""
 
 import json
 import threading

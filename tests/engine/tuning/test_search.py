@@ -1,4 +1,4 @@
-"""Which schedule wins, and what becomes of the others. Nobody compiles, launches or looks at a clock."""
+"""Choose a schedule and drop others. Nothing compiles, launches or looks at a clock."""
 
 import pytest
 from zerowaste_vae.engine.errors import Cancelled

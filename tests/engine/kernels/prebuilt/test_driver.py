@@ -10,7 +10,7 @@ from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
 
 
 class Function:
-    """Of the library: what it was called with, and what it answers."""
+    """One function of the library: records its calls, and gives the answer that it was made with."""
 
     def __init__(self, answer=lambda *_: 0):
         self.answer, self.calls, self.argtypes = answer, [], None

@@ -28,7 +28,7 @@ GENERATIONS = {"A": "sm_86", "B": "sm_89", "C": "sm_120"}
 
 
 def there(form):
-    """Whether the installed sets have a form and this GPU runs it."""
+    """Check that the installed sets have a form and this GPU runs it."""
     try:
         return form in library().serves(targets._card(0)[1]) if torch.cuda.is_available() else False
     except SetError:

@@ -41,7 +41,8 @@ def test_cards_run_what_is_there():
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name)
 def test_all_kernels_of_a_family_are_there(family):
-    """Of set A; `tools/build_kernels.py --check` asks for every use. Uses that the index names are not walked."""
+    """Set A has all kernels of a family; `tools/build_kernels.py --check` asks for every use. Uses that the index
+    names are not walked."""
     config = family.published.config
     for half, dtype, options in product(("decoder", "encoder"), TYPES, WAYS):
         program = family.program(half, config)
@@ -80,7 +81,7 @@ def sample(form, count):
 
 @pytest.mark.parametrize("form", THERE)
 def test_every_part_is_whole(form):
-    """What the index says of each kernel is what its text says of itself."""
+    """The index says of each kernel the same as its text."""
     digests, places = sample(form, 40)
     for part, at, length, shared, warps, maps in map(places.get, digests):
         text = library()._text(form, part)[at : at + length].decode("ascii")
