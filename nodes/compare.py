@@ -106,8 +106,6 @@ def _lines(found: Comparison) -> Iterator[str]:
         worst = 255 * found.max_error
         yield f"The frames: {found.psnr:.1f} dB PSNR, largest error {worst:.1f} of 255 ({count} compared)"
     worst = max((s.ratio for s in (found.seam_rows, found.seam_columns) if s is not None), default=None)
-    if worst is None:
-        yield "Seams: none possible, the frames are whole"
-    else:
-        yield f"Seams: {worst:.1f} times an ordinary step"
+    whole = "Seams: none possible, the frames are whole"
+    yield whole if worst is None else f"Seams: {worst:.1f} times an ordinary step"
     yield from (f"Found: {finding}" for finding in found.findings)

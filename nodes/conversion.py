@@ -102,9 +102,6 @@ def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
     return other
 
 
-# -- whether the engine can stand for a VAE ---------------------------------------------------------------------------
-
-
 def known(vae: object) -> bool:
     """Return True if the engine has the network of a host VAE. Log the reason once where only its sizes prevent it."""
     network = getattr(vae, "first_stage_model", None)
@@ -137,11 +134,10 @@ def follows_vae(vae: object) -> bool:
     """Return True if no node has changed a VAE's calls or patched its weights. Log the reason once if one has."""
     ours = isinstance(vae, EngineVAE)
     name = replaced(vae, EngineVAE if ours else None)
-    if name is not None:
-        return not _left_to_host(vae.first_stage_model, f"another node has changed {name} of its VAE")
-    if not ours and patched(getattr(vae, "patcher", None)) is not None:
-        return not _left_to_host(vae.first_stage_model, "another node has laid patches over its weights")
-    return True
+    why = "" if name is None else f"another node has changed {name} of its VAE"
+    if not why and not ours and patched(getattr(vae, "patcher", None)) is not None:
+        why = "another node has laid patches over its weights"
+    return not why or not _left_to_host(vae.first_stage_model, why)
 
 
 def _left_to_host(network: object, why: str) -> bool:
@@ -183,11 +179,9 @@ def engine_vae(vae: object) -> EngineVAE | None:
     network, last = vae.first_stage_model, _converted.get(vae)
     settings = type(network), vae.device, *(getattr(network, name, None) for name in SETTINGS)
     if last is not None and last.settings == settings:
-        if last.stamp.holds(network, closely=True):
-            return last.vae if follows(network) else None
         # Hosts that load weights piece by piece put other tensors with the same values in their place.
-        stamp = Stamp(network)
-        if last.held == _held(network, last.vae):
+        stamp = last.stamp if last.stamp.holds(network, closely=True) else Stamp(network)
+        if stamp is last.stamp or last.held == _held(network, last.vae):
             _converted[vae] = last._replace(stamp=stamp)
             return last.vae if follows(network) else None
     del last  # its weights, before others take their place
@@ -201,9 +195,6 @@ def engine_vae(vae: object) -> EngineVAE | None:
 def _held(network: object, vae: EngineVAE) -> str:
     """Return a digest of the values in a host's network, as the engine rounds them."""
     return digest(network.state_dict(), vae.engine.dtype)
-
-
-# -- VAEs that run by ComfyUI's own code ------------------------------------------------------------------------------
 
 
 def host_decode(vae: object, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:

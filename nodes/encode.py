@@ -139,11 +139,9 @@ class _Frames:
 
     def __init__(self, video: object, start: int, count: int, colours: int = 3) -> None:
         self._video, self._colours = video, colours
-        self._file = isinstance(video, InputImpl.VideoFromFile)
-        begins = lasts = 0.0
+        self._file, begins, lasts = isinstance(video, InputImpl.VideoFromFile), 0.0, 0.0
         if self._file:
-            window = getattr(video, "get_active_trim_window", lambda: (0.0, 0.0))
-            begins, lasts = window()
+            begins, lasts = getattr(video, "get_active_trim_window", lambda: (0.0, 0.0))()
             self._source: Iterable[Tensor] = Clip(video.get_stream_source(), colours)
             self.fps, total = float(self._source.fps), self._source.count
         else:
@@ -152,10 +150,10 @@ class _Frames:
         if begins < 0:
             begins = max(0.0, (total or 0) / self.fps + begins)
         # The host takes frames that begin within the window.
-        first = self._from(begins)
-        last = self._from(begins + lasts) if lasts else None
-        end = None if not count else first + start + count
-        self._span = first + start, min((n for n in (last, end) if n is not None), default=None)
+        first, ends = self._from(begins), []
+        ends += [self._from(begins + lasts)] if lasts else []
+        ends += [first + start + count] if count else []
+        self._span = first + start, min(ends, default=None)
         #: The number of frames, if it is known.
         self.count = total and max(0, min(total, self._span[1] or total) - self._span[0])
         #: The number of frames read so far, and notes on them.

@@ -72,9 +72,6 @@ def _name_for_host() -> None:
             kind.__module__ = CATEGORY
 
 
-# -- routes -----------------------------------------------------------------------------------------------------------
-
-
 async def plan(request: web.Request) -> web.Response:
     """Answer 200 with the plan, even if the decode does not fit; 400 on a malformed question; 429 if too many wait."""
     global _waiting

@@ -82,9 +82,6 @@ def output_file(prefix: str, suffix: str) -> Path:
     return Path(folder, f"{name}_{counter:05}_{suffix}")
 
 
-# -- what is in them: for the loader's list, and for plans before anything is loaded ---------------------------------
-
-
 def path_of(name: str) -> Path:
     """Return the path of a file of `listed`."""
     return demo_vae_path() if name == DEMO else Path(folder_paths.get_full_path_or_raise("vae", name))
@@ -142,9 +139,6 @@ def _learn(name: str, path: Path) -> None:
             KNOWN.learn_quantised(name, codes)
     except Exception as error:  # one strange file must not keep the others from being read
         log.debug(f"{name}: no plans before it is loaded ({error})")
-
-
-# -- new ones ---------------------------------------------------------------------------------------------------------
 
 
 def without_suffix(prefix: str) -> str:

@@ -143,8 +143,6 @@ class EngineVAE(comfy.sd.VAE):
         head = f"{self.name}: {engine.arch} in {engine.precision} on {self.device}; {self.settings.describe()}"
         return "\n".join([head, *(f"off     {name}: {reason}" for name, reason in off.items() if reason)])
 
-    # -- what the host's nodes call -------------------------------------------------------------------------------
-
     def decode(self, samples_in: Tensor, vae_options: dict | None = None) -> Tensor:
         """Decode LATENT samples to frames [B, F, H, W, 3] or pictures [B, H, W, 3] in 0..1, in the host's type."""
         return self._shown(samples_in, self.settings)
@@ -164,8 +162,6 @@ class EngineVAE(comfy.sd.VAE):
     def encode_tiled(self, pixel_samples: Tensor, tile_x: int | None = None, **_: object) -> Tensor:
         """Encode in exact tiles of `tile_x` pixels."""
         return self.run_encode(self._clip(pixel_samples), Settings("exact", tile_x or 0).over(self.settings))[0]
-
-    # -- what our nodes call --------------------------------------------------------------------------------------
 
     def run_decode(self, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
         """Decode under `settings`; return the frames and the outcome of the run."""
@@ -204,9 +200,9 @@ class EngineVAE(comfy.sd.VAE):
 
     def outcome(self, run: Running, size: tuple[int, int, int, int], settings: Settings) -> Outcome:
         """Return the outcome of a decode."""
-        outcome, plan, engine = Outcome(self.engine.last_report, run.loaded), run.plans[-1], self.engine
+        plan, engine = run.plans[-1], self.engine
         facts = plan_facts(plan, *size[:2], engine.architecture, engine.colours[1], OUTPUTS[run.options["output"]])
-        outcome.plan = facts | self._facts(settings) | raised_facts(plan)
+        outcome = Outcome(engine.last_report, run.loaded, facts | self._facts(settings) | raised_facts(plan))
         if settings.tiling == "exact" and settings.tile and plan.parking is None:
             outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")
         return outcome
@@ -256,8 +252,6 @@ class EngineVAE(comfy.sd.VAE):
                 POOL.release()
                 KEPT.release()
                 self.engine.on_pressure = None
-
-    # -- host services --------------------------------------------------------------------------------------------
 
     @contextmanager
     def _loaded(
@@ -320,14 +314,9 @@ class EngineVAE(comfy.sd.VAE):
     def _facts(self, settings: Settings) -> dict[str, object]:
         """Return the facts that the panel shows besides the plan of a run."""
         target, source = machine().target(settings.vram_gb, settings.ram_gb)
-        return {
-            "model": self.name,
-            "precision": self.engine.precision,
-            "device": str(self.device),
-            "target_gb": target and target / GIB,
-            "target_source": source,
-            "compare_off": self.why_no_own,
-        }
+        return {"model": self.name, "precision": self.engine.precision, "device": str(self.device),
+                "target_gb": target and target / GIB, "target_source": source,
+                "compare_off": self.why_no_own}  # fmt: skip
 
     @functools.cached_property
     def why_no_own(self) -> str:
@@ -365,9 +354,6 @@ def _give_back(engines: Iterable[VideoVAE]) -> None:
         engine.release()
     POOL.release()
     empty_host_cache()
-
-
-# -- making them ------------------------------------------------------------------------------------------------------
 
 
 def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:

@@ -6,6 +6,7 @@ from ..engine import CheckpointError
 from ..engine.archs import WORDS
 from ..engine.loader import demo_clip_path
 from ..engine.media.clips import read_video
+from ..engine.options import TOGGLES, Options
 from . import conversion, files, widgets
 from .host import EngineVAE, io
 from .reports import counted, ui
@@ -48,7 +49,7 @@ class Loader(io.ComfyNode):
         settings = Settings(vram_gb=vram_gb)
         vae = conversion.from_file(files.path_of(vae_name), precision, norm_groups or None, settings, vae_name)
         if not optimise:
-            vae = vae.with_wishes(settings, widgets.without_optimisations())
+            vae = vae.with_wishes(settings, Options().switched(off=TOGGLES))
         return io.NodeOutput(vae, report := vae.describe(), ui=ui(report))
 
 

@@ -112,9 +112,6 @@ def _value(name: str, text: str) -> str | float | int:
     return value
 
 
-# -- facts about models and this machine, learnt by nodes -------------------------------------------------------------
-
-
 class Known:
     """Architecture and sizes of the VAEs that nodes have loaded, by the name they are listed under; no weights."""
 
@@ -196,9 +193,6 @@ def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
     plain = auto_precision(device, architecture)
     planner, _, off, _ = _planner(architecture, config, "auto", plain, device, DEFAULTS, kept.rates(device))
     return planner.walk, off
-
-
-# -- plans ------------------------------------------------------------------------------------------------------------
 
 
 def answer(

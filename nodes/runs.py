@@ -47,10 +47,8 @@ class Stages:
 
     def _part(self, index: int) -> str:
         """Name the part: decoding starts with the layers that see the whole frame, encoding ends with them."""
-        if not self._tiles:
-            return ""
-        if index == (0 if self._operation == "decode" else self._tiles):
-            return ", whole frames"
+        if not self._tiles or index == (0 if self._operation == "decode" else self._tiles):
+            return ", whole frames" if self._tiles else ""
         return f", tile {index + (self._operation == 'encode')} of {self._tiles}"
 
 

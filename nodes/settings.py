@@ -11,8 +11,7 @@ from ..engine.request import OVERLAP, TILINGS, usual_overlap
 from ..engine.system.memory import GIB
 from ..engine.system.orders import ORDERS, Orders
 
-#: The default of the widgets; a user who leaves it means the engine's own default.
-DEFAULT_OVERLAP = OVERLAP
+DEFAULT_OVERLAP = OVERLAP  # of the widgets: who leaves it means the engine's own default
 #: Number types of the frames that nodes output.
 FRAMES = ("auto", "float32", "float16")
 

@@ -160,9 +160,6 @@ def tiling_inputs() -> list[io.Input]:
     return [io.DynamicCombo.Input("tiling", display_name="Tiling", options=options, optional=True, tooltip=modes)]
 
 
-# -- optimisations ----------------------------------------------------------------------------------------------------
-
-
 def toggle_inputs() -> tuple[list[io.Input], list[io.Input]]:
     """Return the dB floor with the first toggles, and the toggles that came later. Those that have no effect here carry
     the reason, for the tooltip and the panel; those that plans depend on are marked for the panel."""
@@ -199,8 +196,3 @@ def options_from(min_db: float = 0.0, kernels: str = AUTO, **toggles: bool) -> O
         # Only for the kernels: plain torch is slower with it (1.8 times on an H200), so this widget never asks for it.
         given["channels_last_3d"] = None
     return Options(**given, min_db=min_db, kernels=kernels)
-
-
-def without_optimisations() -> Options:
-    """Return the options of plain torch without optimisations."""
-    return Options().switched(off=TOGGLES)

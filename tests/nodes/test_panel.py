@@ -13,7 +13,7 @@ from zerowaste_vae.engine.archs import ARCHITECTURES, minimax_h3, wan
 from zerowaste_vae.engine.archs.seedvr2 import Config
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.planning.budget import Machine
-from zerowaste_vae.engine.precision import modes, scaled
+from zerowaste_vae.engine.precision import modes
 from zerowaste_vae.engine.request import TILINGS
 from zerowaste_vae.nodes import panel
 from zerowaste_vae.nodes.panel import KNOWN, LIMITS, Known, Question, answer, network_of
@@ -205,7 +205,7 @@ def test_auto_multiplies_int8_codes_on_a_gpu(monkeypatch):
     monkeypatch.setattr(panel, "why_off", lambda *_: None)
     monkeypatch.setattr(panel, "auto_precision", lambda device, _: "fp16" if device.type == "cuda" else "fp32")
     monkeypatch.setattr(modes, "target", lambda *_: capabilities("any", 80, (3, 6)))
-    monkeypatch.setattr(scaled, "why_not", lambda *_: None)
+    monkeypatch.setattr(modes, "why_no_products", lambda *_: None)
     KNOWN.learn("h3", minimax_h3.ARCHITECTURE, minimax_h3.Config(None, 128, 1, 512))
     query = {"model": "h3", "width": "512", "height": "512", "frames": "22"}
     card = Machine(torch.device("cuda", 0), 16 * GIB, GIB)
