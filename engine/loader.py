@@ -67,6 +67,8 @@ def load(
     architecture = detect(checkpoint.tensors)
     if architecture is None:
         _refuse(path, checkpoint)
+    if architecture.prepared is not None:
+        checkpoint = replace(checkpoint, tensors=architecture.prepared(checkpoint.tensors))
     name, codes = precision, checkpoint.codes
     if precision == "auto" and codes and where.type == "cuda" and not ORDERS.precision:
         precision = "int8"  # as ComfyUI runs the file; a CPU is faster in fp32

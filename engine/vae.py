@@ -111,7 +111,7 @@ class VideoVAE(Face, Core, OldNames):
             z = z[:, :, wanted.start : wanted.stop]
             wanted, into = range(shape[0] * shape[1]), out.view(1, -1, *shape[2:])
         vae = self.at(timestep)
-        z, inside = noised(z, seed, noise, getattr(self.model.config, "noise", 0.0), self.arch)
+        z, inside = noised(z, seed, noise, self.model.config, self.arch)
         target, callbacks = Kept(into, wanted.start), Callbacks(progress, cancel, on_plan)
         try:
             for _ in _decode(
@@ -160,7 +160,7 @@ class VideoVAE(Face, Core, OldNames):
         wanted = check_part(start, frames, self.frames(z.shape[2]))
         shape = self.spatial * z.shape[3], self.spatial * z.shape[4], self.colours[1]
         vae = self.at(timestep)
-        z, inside = noised(z, seed, noise, getattr(self.model.config, "noise", 0.0), self.arch)
+        z, inside = noised(z, seed, noise, self.model.config, self.arch)
         target = Stream(shape, request.dtype, block_of(self.model.decoder.program), waiting_room(request.ram_gb))
         size, callbacks = (1, len(wanted), *shape[:2]), Callbacks(progress, cancel, on_plan)
         done = _decode(vae, devices, mixed_devices, z, request, target, wanted, size, callbacks, plan, inside)

@@ -123,6 +123,8 @@ class Architecture:
     host: str = ""
     #: Files of this layout hold VAEs with different latents, which only their weights tell apart.
     several: bool = False
+    #: Turns the parameters of older files into those of the network.
+    prepared: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     #: Parameters that stay in fp32 whatever the type of the others.
     wide: tuple[str, ...] = ()
 

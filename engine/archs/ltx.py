@@ -84,7 +84,7 @@ class Config:
 
         Raises InputError for impossible networks, and for parts that are not run.
         """
-        given = _given(metadata)
+        given = vae_of(metadata)
         if given.get("norm_layer", "pixel_norm") != "pixel_norm":
             raise InputError(f"its norms are {given['norm_layer']}; only networks with pixel_norm are run")
         if given.get("dims", 3) != 3:
@@ -113,8 +113,8 @@ class Config:
             length(shapes, "encoder.conv_in.conv.bias"), length(shapes, "decoder.conv_in.conv.bias"),
             latent, patch, BORDERS[mode or "zeros"], BORDERS[mode or "reflect"], bool(given.get("causal_decoder")),
             length(shapes, "encoder.conv_out.conv.bias", latent + 1) != 2 * latent,
-            _number(given, "decode_timestep", TIMESTEP) if takes else None,
-            _number(given, "decode_noise_scale", NOISE) if takes else 0.0,
+            number(given, "decode_timestep", TIMESTEP) if takes else None,
+            number(given, "decode_noise_scale", NOISE) if takes else 0.0,
         )  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def _widths(blocks: tuple[Block, ...] | None) -> tuple[int, ...] | None:
     return None if blocks is None else tuple(b.width for b in blocks if b.layers)
 
 
-def _given(metadata: Mapping[str, object]) -> Mapping[str, Any]:
+def vae_of(metadata: Mapping[str, object]) -> Mapping[str, Any]:
     """Return the part of a file's description that is about its VAE."""
     text = metadata.get("config")
     if text is None:
@@ -136,7 +136,7 @@ def _given(metadata: Mapping[str, object]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _number(given: Mapping[str, Any], key: str, usual: float) -> float:
+def number(given: Mapping[str, Any], key: str, usual: float) -> float:
     found = given.get(key, usual)
     if not isinstance(found, (int, float)) or not math.isfinite(found):
         raise InputError(f"its metadata says {key}={found!r}, which is no number")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from . import cosmos, hunyuan, hunyuan15, hunyuan_refiner, kl, ltx, minimax_h3, mochi, seedvr2, wan
+from . import cosmos, hunyuan, hunyuan15, hunyuan_refiner, kl, ltx, ltx_diffusion, minimax_h3, mochi, seedvr2, wan
 from .arch import Architecture, KeySet
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, kl.SD, kl.FLUX, kl.FLUX2,
-    ltx.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE,
+    ltx.ARCHITECTURE, ltx_diffusion.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE,
     hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, hunyuan_refiner.ARCHITECTURE,
     minimax_h3.ARCHITECTURE,
 )  # fmt: skip
@@ -62,10 +62,6 @@ _QWEN21 = KeySet(
           for row in ("decoder.upsamples", "encoder.downsamples")),
     title="Qwen-Image 2.1's VAE",
 )  # fmt: skip
-_LTX_DIFFUSION = KeySet(
-    "ltx-diffusion", (("decoder.conv_in_x_t.weight", "decoder.det_stages.0.0.attn.qkv.weight"),),
-    title="LTX's diffusion decoder",
-)  # fmt: skip
 # Each is identified by one name that no network above has; they come last, to decide only if nothing else does.
 _OTHERS = (
     KeySet(
@@ -100,7 +96,8 @@ _OTHERS = (
 )
 # The order decides: a later family's names may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
 KEY_SETS = (
-    seedvr2.KEYS, minimax_h3.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys, _LTX_DIFFUSION, ltx.ARCHITECTURE.keys,
+    seedvr2.KEYS, minimax_h3.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys,
+    ltx_diffusion.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys,
     _COGVIDEOX, _MOVQ, hunyuan15.ARCHITECTURE.keys, _HUNYUAN15_DIFFUSERS, hunyuan.ARCHITECTURE.keys, hunyuan.DIFFUSERS,
     cosmos.ARCHITECTURE.keys, _QWEN21, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
     _TEMPORAL_SD, _HUNYUAN_IMAGE, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,

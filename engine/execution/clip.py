@@ -171,7 +171,7 @@ def _decode_tile(
         return features[first][:, y0:y1, x0:x1]
 
     edges = tile.begins(start)
-    done, out = tile.begin(part.clip, start, None)
+    done, out = tile.begin(part.clip, start, None, (s * y0, s * x0))
     origin, place = _from(half, edges, done, out)
     part = part._replace(first=done + origin)
     emit = _unfinished(guard, name, place, lambda: end, add)

@@ -75,7 +75,9 @@ class FusedPass:
         program = self._clips.half.program
         return with_chunks(self._network.begins(first), self._clips.guard.chunks, program.cycle)
 
-    def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
+    def begin(
+        self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)
+    ) -> tuple[int, int]:
         self._later = self._clips.batch - clip - 1
         if left is None or not take_over(self._run, left):
             self._network.start(self._run, self._begins(first), self._steps)

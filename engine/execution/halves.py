@@ -23,6 +23,7 @@ from ..precision.prepared import gathered, load, recipe, save
 from ..precision.store import Store
 from ..system.devices import empty_device_cache
 from .fused_pass import FusedHalf
+from .noise import FrameNoise
 from .plain_pass import PlainHalf
 from .reuse import Runs
 
@@ -181,8 +182,18 @@ class PlainHalves:
         """Decode the network's latents [B, C, T, h, w]; yield per chunk its frames [B, 3, f, H, W], as `decode_frames`
         does."""
         half = self.there("decoder", device)
-        parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
-        return decode_frames(half, decode_features(half, parts, check), steps, check)
+
+        def decoded(z: Tensor, noise: Callable[[int], Tensor] | None = None) -> Iterator[Iterator[Tensor]]:
+            parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
+            return decode_frames(half, decode_features(half, parts, check), steps, check, noise=noise)
+
+        if not half.program.noisy:
+            return decoded(z)
+        sides = (self._architecture.spatial * n for n in z.shape[3:])
+        noise = FrameNoise(None, half.program.frames(z.shape[2]), *sides, self._dtype, device, len(z))
+        clips = [decoded(one[None], functools.partial(noise, clip=i)) for i, one in enumerate(z)]
+        chunks = zip(*clips, strict=True)
+        return (iter([torch.cat([torch.cat(list(frames), 2) for frames in chunk])]) for chunk in chunks)
 
     def moments(
         self, video: Iterator[Tensor], steps: Steps, device: torch.device, check: Callable[[], None]

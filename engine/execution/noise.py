@@ -1,6 +1,8 @@
-"""Normal noise by its place: the noise of one frame or layer never depends on that of others."""
+"""Normal noise that decoders begin with or that is part of their latents."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,6 +10,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..network.state import drawn
 from ..network.steps import Latents
+from ..runtime.pinned import staged
 
 
 def with_noise(latent: Tensor, share: float, seed: int) -> Tensor:
@@ -37,8 +40,38 @@ class Noisy:
         return _noisy(self._latents[place], self._share, self._seed, clip, frames.indices(self.shape[2])[0])
 
 
+class FrameNoise:
+    """The noise that a decoder begins with, frame by frame of a whole clip, the same for every clip of a batch.
+
+    Without a seed it is what ComfyUI draws for a whole clip: one draw with seed 0, on the device and in the type of the
+    VAE. It waits in host memory. A seed's noise goes by the place of a frame alone, however long the clip is.
+
+    Attributes:
+        corner: the first row and column, in pixels, of the tile that the noise is for.
+    """
+
+    def __init__(
+        self, seed: int | None, frames: int, height: int, width: int, dtype: torch.dtype, device: torch.device,
+        clips: int = 1,
+    ) -> None:  # fmt: skip
+        """Draw the noise of `clips` clips at once."""
+        self.corner = 0, 0
+        self._seed, self._size = seed, (3, height, width)
+        if seed is None:
+            generator = torch.Generator(device).manual_seed(0)
+            made = torch.randn(clips, 3, frames, height, width, generator=generator, device=device, dtype=dtype)
+            hosted = made.transpose(1, 2).contiguous().cpu()
+            locked = staged(hosted) if device.type == "cuda" else None
+            self._drawn = hosted if locked is None else locked
+
+    def __call__(self, frame: int, clip: int = 0) -> Tensor:
+        """Return a frame's noise from the corner on, [3, H, W]."""
+        whole = self._drawn[clip, frame] if self._seed is None else drawn(self._seed, f"frame {frame}", *self._size)
+        return whole[:, self.corner[0] :, self.corner[1] :]
+
+
 def noised(
-    latents: Tensor | Latents, seed: int | None, noise: float | None, usual: float, name: str
+    latents: Tensor | Latents, seed: int | None, noise: float | None, config: Any, name: str
 ) -> tuple[Tensor | Latents, int | None]:
     """Return latents with the noise that a decoder expects, and the seed of the noise it adds itself or None.
 
@@ -46,11 +79,17 @@ def noised(
         latents: [B, C, T, h, w].
         seed: of the noise; None for 0.
         noise: share of noise in the latents' values; None for `usual`.
-        usual: the share that the file states; 0 if the decoder takes no noise.
+        config: of the file's networks: `noise` is the share that it states, none if the decoder takes no noise;
+            `begins_with_noise` if there is noise beside the latents.
         name: name of the family.
 
     Raises: InputError if the decoder takes no noise, or for a share outside 0 to 1.
     """
+    usual = getattr(config, "noise", 0.0)
+    if getattr(config, "begins_with_noise", False):
+        if noise:
+            raise InputError(f"the latents of {name} take no share of noise: leave noise out")
+        return latents, seed
     if not usual and (seed is not None or noise):
         raise InputError(f"the decoder of {name} takes no noise: leave seed and noise out")
     share = usual if noise is None else noise

@@ -73,13 +73,16 @@ class Pass(Protocol):
     def begins(self, first: int) -> tuple[int, ...]:
         """Return for each of its steps the first latent of a clip that it has to see for results from `first` on."""
 
-    def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
+    def begin(
+        self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)
+    ) -> tuple[int, int]:
         """Begin a clip for results from `first` on, or continue it where an earlier attempt left it.
 
         Args:
             clip: number of the clip.
             first: the first wanted result.
             left: state that an earlier attempt left; used up.
+            corner: the first row and column of a tile, in pixels.
 
         Returns: how many of its latents are through or are not needed, and how many of its results are out. If all
         steps begin with one latent, as with a clip of their own, both count from there.

@@ -17,6 +17,7 @@ from ..runtime.handover import Handover
 from ..runtime.pixels import to_network, to_pixels
 from ..system.devices import empty_device_cache, keeps_blocks
 from .guard import Guard
+from .noise import FrameNoise
 from .passes import Clips, Emit, Part
 
 
@@ -28,7 +29,7 @@ class PlainPass:
     def __init__(
         self, half: Half, steps: slice, load: Callable[[Tensor], Tensor],
         network: Callable[[Iterator[Tensor], Place | None], Iterator[Iterable[Tensor]]],
-        form: Callable[[Tensor], Tensor], guard: Guard,
+        form: Callable[[Tensor], Tensor], guard: Guard, noise: FrameNoise | None = None,
     ) -> None:  # fmt: skip
         """Bind the callables of one pass.
 
@@ -37,7 +38,9 @@ class PlainPass:
             load: turns a part's data into [1, C, n, h, w].
             network: executes these, chunk by chunk, and gives results of that layout.
             form: turns results into those that are emitted; may overwrite its argument.
+            noise: that of the clip, if the network begins with noise.
         """
+        self._noise = noise
         self._program, self._steps, self._guard = half.program, steps, guard
         self._load, self._network, self._form = load, network, form
 
@@ -53,8 +56,12 @@ class PlainPass:
     def _begins(self, first: int) -> tuple[int, ...]:
         return with_chunks(self._program.begins(first), self._guard.chunks, self._program.cycle)
 
-    def begin(self, clip: int, first: int, left: Handover | None) -> tuple[int, int]:
+    def begin(
+        self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)
+    ) -> tuple[int, int]:
         """Start the clip or part. Histories in `left` are ignored: those of another kind of pass do not fit."""
+        if self._noise is not None:
+            self._noise.corner = corner
         # Plans have every clip and tile begin with an empty cache. In blocks that the tile before had cut, two tiles of
         # SeedVR2 reserved 13.5 GB where 11.6 were planned (H200).
         if keeps_blocks(self._guard.device):
@@ -91,6 +98,7 @@ class PlainHalf:
         seed: int | None = None,
     ) -> None:  # fmt: skip
         self.program, self.spatial, self.temporal = half.program, spatial, temporal
+        self._seed = seed
         self._decode_features = functools.partial(decode_features, seed=seed)
         self._decode_frames = functools.partial(decode_frames, seed=seed)
         self._half, self._scale, self._dtype, self._device = half, scale, dtype, device
@@ -99,12 +107,14 @@ class PlainHalf:
         half, steps, check, every = self._half, clips.plan.steps, clips.guard.tick.check, slice(None)
         features, frames = self._decode_features, self._decode_frames
         if half.program.half == "decoder":
+            noise = self._noise(clips)
 
             def decode(parts: Iterator[Tensor], place: Place | None) -> Iterator[Iterator[Tensor]]:
-                return frames(half, features(half, parts, check, place=place), steps, check, place=place)
+                found = features(half, parts, check, place=place)
+                return frames(half, found, steps, check, place=place, noise=noise)
 
             return PlainPass(half, every, self._latents, decode, lambda piece: to_pixels(piece, clips.dtype)[0],
-                             clips.guard)  # fmt: skip
+                             clips.guard, noise)  # fmt: skip
 
         def encode(parts: Iterator[Tensor], place: Place | None) -> Iterator[tuple[Tensor]]:
             features = encode_features(half, parts, steps, check, place=place)
@@ -127,15 +137,23 @@ class PlainHalf:
     def tile(self, clips: Clips) -> PlainPass:
         half, steps, check = self._half, clips.plan.steps, clips.guard.tick.check
         if half.program.half == "decoder":
+            noise = self._noise(clips)
             return PlainPass(
                 half, slice(half.front, None), self._features,
-                lambda parts, place: self._decode_frames(half, parts, steps, check, place=place), _unclamped,
-                clips.guard,
+                lambda parts, place: self._decode_frames(half, parts, steps, check, place=place, noise=noise),
+                _unclamped, clips.guard, noise,
             )  # fmt: skip
         return PlainPass(
             half, slice(half.front), self._video,
             lambda parts, place: _each(encode_features(half, parts, steps, check, place=place)), _last, clips.guard,
         )  # fmt: skip
+
+    def _noise(self, clips: Clips) -> FrameNoise | None:
+        """Return the noise that the decoder begins with, if it does."""
+        if not self.program.noisy:
+            return None
+        frames, sides = self.program.frames(clips.latents), (self.spatial * n for n in (clips.height, clips.width))
+        return FrameNoise(self._seed, frames, *sides, self._dtype, self._device)
 
     def _latents(self, part: Tensor) -> Tensor:
         return (part[None].to(self._device, torch.float32) / self._scale).to(self._dtype)

@@ -100,10 +100,11 @@ class Half(nn.Module):
         frames, ending, made = (x.split(1, 2) if x.shape[2] > 1 else (x,)), state.ending, False
         for i, frame in enumerate(frames, 1):
             state.ending = ending and i == len(frames)
-            y = steps[0].plain(self.part, frame, state)
-            if y.shape[2] or (i == len(frames) and (ending or not made)):
-                made = True
-                yield from self._by_frame(steps[1:], y, state)
+            step = steps[0]
+            for y in step.each(self.part, frame, state) if step.lazy else (step.plain(self.part, frame, state),):
+                if y.shape[2] or (i == len(frames) and (ending or not made)):
+                    made = True
+                    yield from self._by_frame(steps[1:], y, state)
 
     def low(self, x: Tensor, state: State | None = None) -> Tensor:
         return self.run(self._low, x, state)

@@ -118,6 +118,12 @@ class Step:
     whole: bool = False
     #: The step holds back all of a clip's frames until the last one.
     waits: bool = False
+    #: Eager execution launches kernels of ours.
+    launches: ClassVar[bool] = False
+    #: It is the last one, and gives results one after the other (`each`), although one input may bring many.
+    lazy: ClassVar[bool] = False
+    #: It begins with noise, as many values as there are pixels, which `State.noise` gives it.
+    noisy: ClassVar[bool] = False
     #: The fused form works in a Program whose convolutions look ahead.
     looks_ahead: ClassVar[bool] = False
     #: Its products take 8-bit operands without calibration: each row has its own scale.
@@ -135,6 +141,15 @@ class Step:
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         """Execute the modules eagerly on [B, C, T, H, W]; `part` finds them by name."""
         return part(self.name)(x, state)
+
+    def each(self, part: Callable[[str], nn.Module], x: Tensor, state: State) -> Iterator[Tensor]:
+        """Yield the results of `plain` in parts."""
+        yield self.plain(part, x, state)
+
+    def memory(self, height: int, width: int, itemsize: int) -> int | None:
+        """Return the most bytes that eager execution takes for frames of this size, if the step knows them: however
+        long the clip is. None: a dry run finds them."""
+        return None
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Any:
         """Return the weights as `run` reads them."""
@@ -230,6 +245,8 @@ class Program:
     def parts(self) -> tuple[tuple[Step, ...], ...]:
         """Return (steps that see whole frames, that change the frame rate, that take single frames), in their order."""
         steps, tiles = self.steps, self.before(TILES)
+        if any(s.lazy for s in steps):
+            return steps[:tiles], (), steps[tiles:]
         if self.half == "decoder":
             last = max((i for i, s in enumerate(steps, 1) if s.time != (1, 1)), default=tiles)
             return steps[:tiles], steps[tiles : max(last, tiles)], steps[max(last, tiles) :]
@@ -262,6 +279,11 @@ class Program:
     def scales(self) -> bool:
         """Return whether a step has products that scale 8-bit operands at run time."""
         return any(s.scales for s in self.every())
+
+    @property
+    def noisy(self) -> bool:
+        """Return whether a step begins with noise of the clip's frames."""
+        return any(s.noisy for s in self.steps)
 
     @functools.cached_property
     def late(self) -> bool:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -35,13 +39,21 @@ class State:
         self.through: set[str] = set()
         self.counts: Counter[str] = Counter()
         #: Values that steps compute once per clip, by step name.
-        self.constants: dict[str, torch.Tensor] = {}
+        self.constants: dict[str, Any] = {}
+        #: Returns the noise of a frame of the clip or tile, at least [3, H, W], for decoders that begin with noise.
+        self.noise: Callable[[int], torch.Tensor] | None = None
         #: The next call is the clip's last: convolutions that look ahead see its last frame repeated.
         self.ending = False
         #: Where each step begins, for a later part of a clip; None: at the clip's start.
         self.place = place
         #: The step being called began, or begins, after the clip's start.
         self.inside = False
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """Return `make()`, which is called once per clip."""
+        if name not in self.constants:
+            self.constants[name] = make()
+        return self.constants[name]
 
     def takes_part(self, name: str) -> bool:
         """Return whether the named step sees the next chunk; this sets `inside`."""

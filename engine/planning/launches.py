@@ -6,6 +6,7 @@ on chunks, bands or steps. So a few dry runs of a chunk show all of it, each in 
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -80,6 +81,8 @@ def launches(
             step.scales for step in found.program.steps
         ):
             _tokens(found, dtype, kind)
+        elif found is not None and any(step.launches for step in found.program.steps):
+            _eagerly(copy.deepcopy(found).to(dtype))
     return keys_of(calls)
 
 
@@ -237,6 +240,12 @@ def _tokens(half: Half, dtype: torch.dtype, kind: str | None) -> None:
             Codes(layer.weight.to(torch.int8), rows, ROTATED).attach(layer)
         decode()
         forget(half)
+
+
+def _eagerly(half: Half) -> None:
+    """Run one latent, which is a whole clip, without values."""
+    side = LARGE // 8
+    half(torch.empty(1, half.program.takes, 1, side, side, device=META, dtype=next(half.parameters()).dtype))
 
 
 def _nothing(_: Any) -> None:

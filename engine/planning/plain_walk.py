@@ -126,6 +126,9 @@ class PlainWalk:
     ) -> int:
         """Return the peak as dry runs find it."""
         program = getattr(self._model, half).program
+        stated = [bytes for s in program.steps if (bytes := s.memory(*tile, self._dtype.itemsize)) is not None]
+        if stated:
+            return sum(stated)
         if tile == frame and not program.gathers:
             lengths = self._lengths(program, latents, steps)
             return self._long(lambda n: self._whole(half, n, steps, frame, rest, how), *lengths, most)

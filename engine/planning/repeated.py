@@ -150,6 +150,8 @@ _OWN = "\0"
 class Repeated:
     """Stand-in for a Step in a dry run of plain torch."""
 
+    lazy = False  # a lazy step knows its memory, so no dry run meets it
+
     def __init__(self, step: Step, memory: PeakMemory, known: Known) -> None:
         self.name, self.size = step.name, step.size
         self._step, self._memory, self._known = step, memory, known
@@ -258,6 +260,8 @@ class _Picture:
     """Stand-in for all steps of one picture in a dry run of plain torch.
 
     They have no State, so a record depends on the picture's size alone. A chunk may have thousands of pictures."""
+
+    lazy = False
 
     def __init__(self, steps: Sequence[Step], memory: PeakMemory, known: Known) -> None:
         self._steps, self._memory, self._known = steps, memory, known

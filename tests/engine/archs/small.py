@@ -10,6 +10,7 @@ from zerowaste_vae.engine.archs import (
     hunyuan_refiner,
     kl,
     ltx,
+    ltx_diffusion,
     minimax_h3,
     mochi,
     seedvr2,
@@ -17,12 +18,17 @@ from zerowaste_vae.engine.archs import (
 )
 from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.checkpoints import Checkpoint
+from zerowaste_vae.engine.network.ops.diffusion import NeighbourDecoder, Stage
 
 WIDTHS, LEVEL, BLOCK = (16, 16, 16, 16), mochi.Level, ltx.Block
 LEVELS = (LEVEL(32, 1), LEVEL(32, 2, (1, 2, 2), True), LEVEL(32, 2, (2, 2, 2)), LEVEL(32, 2, (3, 2, 2)), LEVEL(32, 1))
 # Their keys are those that the published one is known by.
 DEEP = (LEVEL(32, 2), LEVEL(32, 4, (3, 2, 2)), LEVEL(32, 4, (2, 2, 2)), LEVEL(32, 2, (1, 2, 2)), LEVEL(32, 2))
 BLOCKS = (BLOCK(16, 2, noisy=True), *(BLOCK(16, stride=(2, 2, 2)), BLOCK(16, 2)) * 3)
+DIFFUSION = NeighbourDecoder(
+    16, 16, tuple(map(Stage, (32, 16, 16, 16), (1,) * 4, ltx_diffusion.KERNELS, ltx_diffusion.STRIDES)), 16, 1,
+    ltx_diffusion.LAST_KERNEL, 4, 16,
+)  # fmt: skip
 SMALL = {
     "seedvr2": seedvr2.Config(None, WIDTHS, norm_groups=4),
     "wan2.1": wan.Config(None, WIDTHS),
@@ -31,6 +37,7 @@ SMALL = {
     "flux": kl.Config(WIDTHS, WIDTHS, norm_groups=4),
     "flux2": kl.Config(None, WIDTHS, 32, 32, quantised=True, norm_groups=4),
     "ltx": ltx.Config(None, BLOCKS, 0, 16, latent_channels=16, timestep=0.05),
+    "ltx-diffusion": ltx_diffusion.Config(ltx.Config(None, None, latent_channels=16), DIFFUSION),
     "mochi": mochi.Config(LEVELS, DEEP, norm_groups=8),
     "cosmos": cosmos.Config(None, (16, 16, 16)),
     "hunyuanvideo": hunyuan.Config(None, WIDTHS, norm_groups=4),

@@ -1,0 +1,6 @@
+"""Products of transformer blocks with the norms before them and what follows them in one pass."""
+
+from .angles import Place, angles
+from .dispatch import added, fuses, gated_product, projected, turned
+
+__all__ = ["Place", "added", "angles", "fuses", "gated_product", "projected", "turned"]

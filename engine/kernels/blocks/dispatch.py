@@ -1,0 +1,150 @@
+"""Dispatch of the fused products: kernels where there are some, else torch. All take contiguous rows [R, C] of one
+16-bit type, and a row's result does not depend on the others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..launching import launcher
+from ..observe import observed
+from ..targets import Target, interpreted, kernels_for, on_device
+from . import reference
+from .angles import Place, shares
+from .schedules import Schedule, pick
+
+#: Channels that a program's rows may have, and half the channels of a head.
+WIDTHS, HALVES = (32, 64, 128, 256), (16, 32, 64)
+#: Heads that one program turns.
+TURNED = 64
+
+
+def fuses(width: int, head: int, dtype: torch.dtype) -> bool:
+    """Return whether the kernels take blocks of this width and head."""
+    return dtype in (torch.float16, torch.bfloat16) and width in WIDTHS and head // 2 in HALVES
+
+
+@observed
+def projected(
+    x: Tensor, weight: Tensor, bias: Tensor, norms: Tensor, table: Tensor, place: Place, eps: float,
+    query: Tensor | None, keys: Tensor | None, *, backend: str = "auto", schedule: Schedule | None = None,
+) -> None:  # fmt: skip
+    """Compute queries, keys and values of normalised tokens; normalise and rotate queries and keys.
+
+    Rows of x are divided by the root of their mean square plus eps. So is each head of a query or key, which is then
+    multiplied by its norm; its channel i turns against channel i + head / 2.
+
+    Args:
+        x: [R, C].
+        weight, bias: [3 C, C] and [3 C], for queries, keys and values; x's norm is part of the weight.
+        norms: [2, head], of queries and keys.
+        table: `angles` of at least as many positions as there are frames, rows and columns.
+        place: of the tokens.
+        query: result, [R, heads, head]; None if only keys are wanted.
+        keys: result, keys and values, [R, 2, heads, head]; None if only queries are wanted.
+        schedule: overrides the table (checks and tuning only).
+    """
+    heads, head = (keys if query is None else query).shape[-2:]
+    here = _kernels(x, backend, head)
+    if here is None:
+        if x.is_meta:
+            return
+        reference.projected(x, weight, bias, norms, table, place, eps, query, keys)
+        return
+    s = schedule or pick(here.sm)[0]
+    with on_device(x):
+        launcher("blocks.projected_kernel", here)[(-(-x.shape[0] // s.rows),)](
+            x, weight, bias, norms, table, x if query is None else query, x if keys is None else keys, x.shape[0],
+            *place, eps, C=x.shape[1], HEADS=heads, **_halves(head), FIRST=heads if query is None else 0,
+            LAST=heads if keys is None else 3 * heads, UPCAST=_upcast(x), BM=s.rows, num_warps=s.warps,
+            num_stages=s.stages,
+        )  # fmt: skip
+
+
+@observed
+def turned(
+    x: Tensor, bias: Tensor, norm: Tensor, table: Tensor, place: Place, eps: float, *, backend: str = "auto"
+) -> None:
+    """Add a bias to queries or keys, normalise and rotate them in place, as `projected` does.
+
+    Args:
+        x: [R, heads, head], with any stride between tokens.
+        bias, norm: [heads * head] and [head].
+        table, place: as of `projected`.
+    """
+    here = kernels_for(x.device, backend) if x.shape[2] // 2 in HALVES else None
+    if here is None:
+        if not x.is_meta:
+            reference.turned(x, bias, norm, table, place, eps)
+        return
+    with on_device(x):
+        launcher("blocks.turned_kernel", here)[(-(-x.shape[0] * x.shape[1] // TURNED),)](
+            x, bias, norm, table, x.shape[0], *place, eps, HEADS=x.shape[1], TOKEN=x.stride(0), **_halves(x.shape[2]),
+            BM=TURNED, num_warps=4,
+        )  # fmt: skip
+
+
+def _halves(head: int) -> dict[str, int]:
+    of_frame, of_row, _ = shares(head)
+    return {"HALF": head // 2, "OF_FRAME": of_frame, "OF_ROW": of_row}
+
+
+@observed
+def gated_product(
+    x: Tensor, gate: Tensor, up: Tensor, biases: Tensor | None, eps: float, out: Tensor, *, backend: str = "auto",
+    schedule: Schedule | None = None,
+) -> None:  # fmt: skip
+    """Write SiLU of one product of normalised tokens times another.
+
+    Args:
+        x: [R, C], divided by the root of its mean square plus eps.
+        gate, up: [D, C]; x's norm is part of them.
+        biases: [2, D], of both.
+        out: [R, D].
+    """
+    here = _kernels(x, backend)
+    if here is None:
+        if x.is_meta:
+            return
+        reference.gated_product(x, gate, up, biases, eps, out)
+        return
+    s = schedule or pick(here.sm)[1]
+    with on_device(x):
+        launcher("blocks.gated_kernel", here)[(-(-x.shape[0] // s.rows),)](
+            x, gate, up, x if biases is None else biases, out, x.shape[0], eps, C=x.shape[1], D=out.shape[1],
+            BIASED=biases is not None, UPCAST=_upcast(x), BM=s.rows, BN=s.columns, num_warps=s.warps,
+            num_stages=s.stages,
+        )  # fmt: skip
+
+
+@observed
+def added(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None, more: tuple[Tensor, Tensor] | None = None, *,
+    backend: str = "auto", schedule: Schedule | None = None,
+) -> None:  # fmt: skip
+    """Add y [R, K] times weight [C, K], plus bias [C], to x [R, C] in place. more: another pair like y and weight."""
+    here = _kernels(x, backend)
+    if here is None:
+        if x.is_meta:
+            return
+        reference.added(x, y, weight, bias, more)
+        return
+    s = schedule or pick(here.sm)[2]
+    columns = min(s.columns, x.shape[1])
+    second, weights = (y, weight) if more is None else more
+    with on_device(x):
+        launcher("blocks.added_kernel", here)[(-(-x.shape[0] // s.rows) * (x.shape[1] // columns),)](
+            x, y, weight, x if bias is None else bias, second, weights, x.shape[0], C=x.shape[1], K=y.shape[1],
+            MORE=0 if more is None else second.shape[1], BIASED=bias is not None, UPCAST=_upcast(x), BM=s.rows,
+            BN=columns, BK=min(s.depth, y.shape[1]), num_warps=s.warps, num_stages=s.stages,
+        )  # fmt: skip
+
+
+def _kernels(x: Tensor, backend: str, head: int = 32) -> Target | None:
+    if backend != "triton" and not fuses(x.shape[1], head, x.dtype):
+        return None
+    return kernels_for(x.device, backend)
+
+
+def _upcast(x: Tensor) -> bool:
+    return interpreted() and x.is_cpu and x.dtype == torch.bfloat16

@@ -1,0 +1,148 @@
+# ruff: noqa: ANN001, ANN201, ANN202, SIM108
+"""Products of a few rows of tokens with all of a weight: a program reads its rows once.
+
+A norm divides a row by one number, so it follows the product; its weight is part of the product's."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _dot(x, y, acc, UPCAST: tl.constexpr):
+    if UPCAST:
+        acc = tl.dot(x.to(tl.float32), y.to(tl.float32), acc)
+    else:
+        acc = tl.dot(x, y, acc)
+    return acc
+
+
+@triton.jit
+def _rows(x, rows, eps, C: tl.constexpr, BM: tl.constexpr):
+    """Return a program's rows of x [R, C], and one over their root mean squares."""
+    m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, C)
+    at = x + m.to(tl.int64)[:, None] * C + c[None, :]
+    tile = tl.load(at, mask=(m < rows)[:, None], other=0.0)
+    wide = tile.to(tl.float32)
+    return tile, tl.rsqrt(tl.sum(wide * wide, 1) / C + eps)
+
+
+@triton.jit
+def _product(tile, weight, n0, UPCAST: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """tile [BM, C] times rows n0 to n0 + BN of weight [N, C]."""
+    n, c = n0 + tl.arange(0, BN), tl.arange(0, C)
+    part = tl.load(weight + n[:, None] * C + c[None, :])
+    return _dot(tile, part.T, tl.zeros((BM, BN), tl.float32), UPCAST)
+
+
+@triton.jit
+def _turns(table, row, real, first, height, width, HALF: tl.constexpr, OF_FRAME: tl.constexpr, OF_ROW: tl.constexpr):
+    """Return cosines and sines of rows' angles, [rows, HALF]: of OF_FRAME channels by the frame, of the next OF_ROW by
+    the row of tokens, of the rest by its column."""
+    i = tl.arange(0, HALF)[None, :]
+    frame, token = first + row // (height * width), row % (height * width)
+    place = tl.where(i < OF_FRAME + OF_ROW, (token // width)[:, None], (token % width)[:, None])
+    place = tl.where(i < OF_FRAME, frame[:, None], place)
+    at = table + (place * HALF + i) * 2
+    return tl.load(at, mask=real, other=0.0), tl.load(at + 1, mask=real, other=0.0)
+
+
+@triton.jit
+def _turned(a, b, norm, cos, sin, eps, HALF: tl.constexpr):
+    """Normalise the halves of heads, [heads, HALF] each, and turn them against each other."""
+    i = tl.arange(0, HALF)
+    scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
+    a *= scale * tl.load(norm + i).to(tl.float32)[None, :]
+    b *= scale * tl.load(norm + HALF + i).to(tl.float32)[None, :]
+    return a * cos - b * sin, a * sin + b * cos
+
+
+@triton.jit(do_not_specialize=["rows", "first", "height", "width"])
+def turned_kernel(x, bias, norm, table, rows, first, height, width, eps, HEADS: tl.constexpr, HALF: tl.constexpr,
+                  TOKEN: tl.constexpr, OF_FRAME: tl.constexpr, OF_ROW: tl.constexpr, BM: tl.constexpr):  # fmt: skip
+    """BM heads of tokens in place: add the bias, normalise, turn. TOKEN: values from a token to the next."""
+    r, i = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, HALF)
+    row, n0 = r // HEADS, r % HEADS * (2 * HALF)
+    real = (row < rows)[:, None]
+    cos, sin = _turns(table, row, real, first, height, width, HALF, OF_FRAME, OF_ROW)
+    at = x + row.to(tl.int64)[:, None] * TOKEN + n0[:, None] + i[None, :]
+    more = bias + n0[:, None] + i[None, :]
+    a = tl.load(at, mask=real, other=0.0).to(tl.float32) + tl.load(more).to(tl.float32)
+    b = tl.load(at + HALF, mask=real, other=0.0).to(tl.float32) + tl.load(more + HALF).to(tl.float32)
+    a, b = _turned(a, b, norm, cos, sin, eps, HALF)
+    tl.store(at, a.to(x.dtype.element_ty), mask=real)
+    tl.store(at + HALF, b.to(x.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=["rows", "first", "height", "width"])
+def projected_kernel(x, weight, bias, norms, table, query, keys, rows, first, height, width, eps, C: tl.constexpr,
+                     HEADS: tl.constexpr, HALF: tl.constexpr, OF_FRAME: tl.constexpr, OF_ROW: tl.constexpr,
+                     FIRST: tl.constexpr, LAST: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr):  # fmt: skip
+    """Queries [R, C] and keys and values [R, 2 C] of a program's rows, head by head, those from FIRST to LAST. HALF:
+    half a head's channels; the first half turns against the second."""
+    tile, over = _rows(x, rows, eps, C, BM)
+    m, i = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, HALF)
+    real = (m < rows)[:, None]
+    cos, sin = _turns(table, m, real, first, height, width, HALF, OF_FRAME, OF_ROW)
+    for part in range(FIRST, LAST):
+        n0 = part * (2 * HALF)
+        a = _product(tile, weight, n0, UPCAST, C, BM, HALF) * over[:, None]
+        b = _product(tile, weight, n0 + HALF, UPCAST, C, BM, HALF) * over[:, None]
+        a += tl.load(bias + n0 + i).to(tl.float32)[None, :]
+        b += tl.load(bias + n0 + HALF + i).to(tl.float32)[None, :]
+        if part < 2 * HEADS:
+            a, b = _turned(a, b, norms + part // HEADS * (2 * HALF), cos, sin, eps, HALF)
+        if part < HEADS:
+            where = query + m.to(tl.int64)[:, None] * C + n0 + i[None, :]
+        else:
+            where = keys + m.to(tl.int64)[:, None] * (2 * C) + n0 - C + i[None, :]
+        tl.store(where, a.to(query.dtype.element_ty), mask=real)
+        tl.store(where + HALF, b.to(query.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gated_kernel(x, gate, up, biases, out, rows, eps, C: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr,
+                 UPCAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """SiLU of one product times another, [R, D]."""
+    tile, over = _rows(x, rows, eps, C, BM)
+    m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN)
+    where = out + m.to(tl.int64)[:, None] * D + n[None, :]
+    for n0 in range(0, D, BN):
+        g = _product(tile, gate, n0, UPCAST, C, BM, BN) * over[:, None]
+        u = _product(tile, up, n0, UPCAST, C, BM, BN) * over[:, None]
+        if BIASED:
+            g += tl.load(biases + n0 + n).to(tl.float32)[None, :]
+            u += tl.load(biases + D + n0 + n).to(tl.float32)[None, :]
+        # SiLU is 0 at -inf, where its quotient would be NaN.
+        silu = tl.where(g == float("-inf"), 0.0, g / (1.0 + tl.exp(-g)))
+        tl.store(where + n0, (silu * u).to(out.dtype.element_ty), mask=(m < rows)[:, None])
+
+
+@triton.jit
+def _summed(acc, y, weight, m, real, n, UPCAST: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+    k = tl.arange(0, BK)
+    left = y + m.to(tl.int64)[:, None] * K + k[None, :]
+    right = weight + n[:, None] * K + k[None, :]
+    for k0 in range(0, K, BK):
+        acc = _dot(tl.load(left + k0, mask=real, other=0.0), tl.load(right + k0).T, acc, UPCAST)
+    return acc
+
+
+@triton.jit(do_not_specialize=["rows"])
+def added_kernel(x, y, weight, bias, more, weights, rows, C: tl.constexpr, K: tl.constexpr, MORE: tl.constexpr,
+                 BIASED: tl.constexpr, UPCAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                 BK: tl.constexpr):  # fmt: skip
+    """x [R, C] += y [R, K] times weight [C, K], plus the bias, plus more [R, MORE] times weights [C, MORE]."""
+    columns: tl.constexpr = C // BN
+    m = tl.program_id(0) // columns * BM + tl.arange(0, BM)
+    n = tl.program_id(0) % columns * BN + tl.arange(0, BN)
+    real = (m < rows)[:, None]
+    acc = _summed(tl.zeros((BM, BN), tl.float32), y, weight, m, real, n, UPCAST, K, BK)
+    if MORE > 0:
+        acc = _summed(acc, more, weights, m, real, n, UPCAST, MORE, BK)
+    if BIASED:
+        acc += tl.load(bias + n).to(tl.float32)[None, :]
+    at = x + m.to(tl.int64)[:, None] * C + n[None, :]
+    acc += tl.load(at, mask=real, other=0.0).to(tl.float32)
+    tl.store(at, acc.to(x.dtype.element_ty), mask=real)

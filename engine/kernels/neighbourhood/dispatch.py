@@ -1,0 +1,86 @@
+"""Dispatch of neighbourhood attention: our kernels where there are some, else torch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..launching import launcher
+from ..observe import observed
+from ..targets import Target, interpreted, kernels_for, on_device
+from . import reference
+from .schedules import Schedule, pick
+from .windows import Window, regions
+
+#: Sizes of a head that the kernel takes.
+HEADS = (16, 32, 64, 128)
+LOG2E = math.log2(math.e)
+#: The largest bound of logits, in powers of two, under which the least weight of a softmax is still a normal bf16.
+LARGEST_PEAK = 60.0
+
+
+@observed
+def neighbourhood(
+    q: Tensor, k: Tensor, v: Tensor, window: Window, *, ring: int = 0, bound: float = math.inf,
+    out: Tensor | None = None, backend: str = "auto",
+) -> Tensor:  # fmt: skip
+    """Attend from every query to the keys in its window of frames, rows and columns: softmax(q k^T) v.
+
+    Windows are moved inward at the clip's and the frame's borders, so that all have the same number of keys.
+
+    Args:
+        q: [T, H, W, heads, D], scaled; frames from `window.first` on.
+        k, v: [slots, H, W, heads, D], strided alike; the clip's frame f is in slot (f + ring) % slots, and every frame
+            of the queries' windows is there.
+        window: its size and place.
+        bound: a number that no q . k exceeds; infinite where none is known.
+        out: memory for the result, contiguous; may be q's where q is contiguous.
+        backend: "auto", "triton" or "reference".
+
+    Returns:
+        [T, H, W, heads, D].
+
+    Raises:
+        ValueError: shapes or types differ.
+    """
+    alike = k.shape == v.shape and k.stride() == v.stride() and q.dtype == k.dtype == v.dtype
+    if not alike or q.shape[1:] != k.shape[1:]:
+        shapes = f"{list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
+        raise ValueError(f"neighbourhood needs queries and keys of one size and type, not {shapes}")
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    fits = q.dtype in (torch.float16, torch.bfloat16) and q.shape[4] in HEADS
+    here = kernels_for(q.device, backend) if fits or backend == "triton" else None
+    if here is None:
+        if not q.is_meta:
+            reference.neighbourhood(q, k, v, window, ring, out)
+        return out
+    with on_device(q):
+        launch(q, k, v, window, here, ring=ring, bound=bound, out=out)
+    return out
+
+
+def launch(
+    q: Tensor, k: Tensor, v: Tensor, window: Window, here: Target, *, out: Tensor, ring: int = 0,
+    bound: float = math.inf, schedule: Schedule | None = None,
+) -> None:  # fmt: skip
+    """Run the kernel; `schedule` overrides the table (checks and tuning only)."""
+    frames, height, width, heads, head = q.shape
+    s = schedule or pick(here.sm)
+    kernel = window.within(height, width)
+    size = tuple(t + k - 1 for t, k in zip(s.queries[1:], window.kernel[1:], strict=True))
+    r = regions(height, width, kernel[1:], s.queries[1:], size, s.keys, q.device)
+    peak = bound * LOG2E
+    # fp16 weights would lose their small values below 2^-14.
+    bounded = peak <= LARGEST_PEAK and q.dtype != torch.float16
+    programs = heads * math.prod(r.grid) * -(-frames // s.queries[0])
+    # Weights on the meta device have no bound: there both forms are recorded.
+    for running in (False, True) if q.is_meta else (not bounded,):
+        launcher("neighbourhood.neighbourhood_kernel", here)[(programs,)](
+            q, k, v, r.bias, r.classes, out, frames, height, width, window.first, window.clip, ring, k.shape[0],
+            *r.grid, *kernel, LOG2E, 0.0 if running else peak, HEADS=heads, D=head, TOKEN_Q=q.stride(2),
+            TOKEN_K=k.stride(2), RH=size[0], RW=size[1], BT=s.queries[0], BH=s.queries[1], BW=s.queries[2],
+            BM=max(16, 1 << (math.prod(s.queries) - 1).bit_length()), BN=s.keys, RUNNING=running,
+            UPCAST=interpreted() and q.is_cpu and q.dtype == torch.bfloat16, num_warps=s.warps, num_stages=s.stages,
+        )  # fmt: skip

@@ -1,0 +1,78 @@
+# ruff: noqa: ANN001, ANN201, ANN202, SIM108
+"""Attention within windows of tokens: a program has a tile of queries, and goes through the region of keys that lie in
+any of their windows. Logits are bounded, so the softmax needs no running maximum."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _dot(x, y, acc, UPCAST: tl.constexpr):
+    if UPCAST:
+        acc = tl.dot(x.to(tl.float32), y.to(tl.float32), acc)
+    else:
+        acc = tl.dot(x, y, acc)
+    return acc
+
+
+@triton.jit(do_not_specialize=["frames", "height", "width", "first", "clip", "ring", "slots", "down", "across",
+                             "KT", "KH", "KW"])
+def neighbourhood_kernel(q, k, v, bias, classes, out, frames, height, width, first, clip, ring, slots, down, across,
+                         KT, KH, KW, scale, peak, HEADS: tl.constexpr, D: tl.constexpr, TOKEN_Q: tl.constexpr,
+                         TOKEN_K: tl.constexpr, RH: tl.constexpr, RW: tl.constexpr, BT: tl.constexpr,
+                         BH: tl.constexpr, BW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, RUNNING: tl.constexpr,
+                         UPCAST: tl.constexpr):  # fmt: skip
+    """Program (tile of queries, head), heads first. Keys of the clip's frame f are in slot (f + ring) % slots.
+
+    KT, KH, KW: sizes of a window, as far as clip and frame have so many. scale: log2(e); peak: at least every logit
+    times that. RUNNING: the peak is found on the way instead.
+    """
+    head, tile = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
+    place = tile % (down * across)
+    t0, y0, x0 = tile // (down * across) * BT, place // across * BH, place % across * BW
+    m, d, n = tl.arange(0, BM), tl.arange(0, D), tl.arange(0, BN)
+    t, y, x = t0 + m // (BH * BW), y0 + m // BW % BH, x0 + m % BW
+    real = (m < BT * BH * BW) & (t < frames) & (y < height) & (x < width)
+    row = (t * height + y).to(tl.int64) * width + x
+    query = tl.load(q + row[:, None] * TOKEN_Q + head * D + d[None, :], mask=real[:, None], other=0.0)
+    top = tl.maximum(tl.minimum(y0 - KH // 2, height - RH), 0)
+    left = tl.maximum(tl.minimum(x0 - KW // 2, width - RW), 0)
+    # The window of each query in time, and the frames of all of them.
+    begin = tl.maximum(tl.minimum(first + t - KT // 2, clip - KT), 0)
+    start = tl.maximum(tl.minimum(first + t0 - KT // 2, clip - KT), 0)
+    stop = tl.maximum(tl.minimum(first + tl.minimum(t0 + BT, frames) - 1 - KT // 2, clip - KT), 0) + KT
+    blocks: tl.constexpr = (RH * RW + BN - 1) // BN
+    mine = tl.load(classes + place).to(tl.int64) * (BH * BW) + m % (BH * BW)
+    mine = bias + mine[:, None] * (blocks * BN) + n[None, :]
+    acc = tl.zeros((BM, D), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    most = tl.full((BM,), float("-inf"), tl.float32)
+    for i in range(0, (stop - start) * blocks):
+        frame, j = start + i // blocks, i % blocks * BN
+        slot = ((frame + ring) % slots).to(tl.int64) * (height * width)
+        # Regions may reach beyond a small frame, where no query attends.
+        row_of, column = tl.minimum(top + (j + n) // RW, height - 1), tl.minimum(left + (j + n) % RW, width - 1)
+        at = slot + (row_of * width + column)
+        at = at[:, None] * TOKEN_K + head * D + d[None, :]
+        scores = _dot(query, tl.load(k + at).T, tl.zeros((BM, BN), tl.float32), UPCAST)
+        scores = scores * scale + tl.load(mine + j).to(tl.float32)
+        seen = (frame >= begin) & (frame < begin + KT)
+        if RUNNING:
+            scores = tl.where(seen[:, None], scores, float("-inf"))
+            higher = tl.maximum(most, tl.max(scores, 1))
+            # A query that has seen no key yet keeps nothing.
+            known = tl.where(higher == float("-inf"), 0.0, higher)
+            weight = tl.exp2(scores - known[:, None])
+            keep = tl.exp2(most - known)
+            total, acc, most = total * keep, acc * keep[:, None], higher
+        else:
+            weight = tl.exp2(scores - peak)
+            weight = tl.where(seen[:, None], weight, 0.0)
+        total += tl.sum(weight, 1)
+        value = tl.load(v + at)
+        acc = _dot(weight.to(value.dtype), value, acc, UPCAST)
+    acc = acc / total[:, None]
+    where = out + row[:, None] * (HEADS * D) + head * D + d[None, :]
+    tl.store(where, acc.to(out.dtype.element_ty), mask=real[:, None])

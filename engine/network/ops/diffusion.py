@@ -1,0 +1,309 @@
+"""LTX-2.5's diffusion decoder as one step: four stages of blocks turn latents into features of every patch of a frame,
+then blocks that see these features turn noise into pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...kernels.tokens import normalised
+from ..program import CAUSAL, Size, Step, Style, Work
+from ..state import State
+from ..tree import graft
+from .neighbours import (
+    BLOCK_VALUES,
+    EPS,
+    GROUP,
+    Attend,
+    Block,
+    Dropped,
+    Frames,
+    Grouped,
+    Kernel,
+    Station,
+    Up,
+    Weight,
+    Weights,
+    along,
+    block_values,
+    slots,
+)
+
+#: Size of a timestep's waves: cosines, then sines.
+WAVES = 256
+#: Vectors of a timestep's modulation, and those that the blocks use: scale and shift of each norm.
+VECTORS, USED = 7, (0, 1, 3, 4)
+COLOURS = 3
+Part = Callable[[str], nn.Module]
+
+
+class DiffusionBlock(Block):
+    def __init__(self, width: int, head: int) -> None:
+        super().__init__(width, head)
+        self.context_proj = nn.Linear(width, width)
+        self.scale_shift_table = nn.Parameter(torch.zeros(VECTORS, width))
+
+
+class Embedding(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        graft(self, "mlp.0", nn.Linear(WAVES, channels))
+        graft(self, "mlp.2", nn.Linear(channels, channels))
+
+
+class Modulation(nn.Module):
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(channels, VECTORS * width)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Blocks of one width whose tokens attend to a window of `kernel`; then every token becomes `stride` samples."""
+
+    width: int
+    layers: int
+    kernel: Kernel
+    stride: Kernel
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Steps from noise to a picture. Timesteps fall from 1 to 1 / steps and are embedded times `multiplier`. velocity:
+    the network's result is a velocity, not the picture."""
+
+    steps: int = 1
+    multiplier: float = 1000.0
+    velocity: bool = False
+
+    def time(self, step: int) -> float:
+        """Return a step's timestep; 0 after the last."""
+        if step == self.steps:
+            return 0.0
+        return 1.0 - step * (1.0 - 1.0 / self.steps) / max(self.steps - 1, 1)
+
+
+@dataclass(frozen=True)
+class NeighbourDecoder(Step):
+    """The decoder from latents to pixels.
+
+    Attributes:
+        c_in: channels of a latent.
+        head: channels of a head, in all blocks.
+        stages: in order; the last stage's samples are features of patches.
+        width, layers, kernel: of the blocks that turn noise into pixels.
+        patch: pixels of a patch's side.
+        embedding: channels of a timestep's embedding.
+    """
+
+    c_in: int
+    head: int
+    stages: tuple[Stage, ...]
+    width: int
+    layers: int
+    kernel: Kernel
+    patch: int
+    embedding: int
+    sampling: Sampling = Sampling()
+    name: str = "diff_blocks"
+    late = True
+    launches = True
+    lazy = True
+    noisy = True
+    plain_only = "its products and its attention run as they are"
+
+    @property
+    def ghosts(self) -> int:
+        """Return the copies of its last latent that follow a clip, for windows that look ahead."""
+        return self.stages[0].kernel[0] // 2 * 2
+
+    @property
+    def time(self) -> tuple[int, int]:  # type: ignore[override]
+        return math.prod(s.stride[0] for s in self.stages), 1
+
+    @property
+    def space(self) -> tuple[int, int]:  # type: ignore[override]
+        return self.patch * math.prod(s.stride[1] for s in self.stages), 1
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        values, first = COLOURS * self.patch**2, self.stages[0].width
+        parts: dict[str, nn.Module] = {"conv_in": nn.Linear(self.c_in, first)}
+        widths = [*(s.width for s in self.stages[1:]), self.width]
+        for i, (stage, after) in enumerate(zip(self.stages, widths, strict=True)):
+            parts |= {f"det_stages.{i}.{j}": Block(stage.width, self.head) for j in range(stage.layers)}
+            parts[f"upsamples.{i}.proj"] = nn.Linear(stage.width, after * math.prod(stage.stride))
+        parts |= {
+            "t_embedder": Embedding(self.embedding), "shared_adaln": Modulation(self.embedding, self.width),
+            "conv_in_x_t": nn.Linear(values, self.width), "norm_out": Weight(self.width),
+            "conv_out": nn.Linear(self.width, values),
+        }  # fmt: skip
+        return parts | {f"{self.name}.{i}": DiffusionBlock(self.width, self.head) for i in range(self.layers)}
+
+    def plain(self, part: Part, x: Tensor, state: State) -> Tensor:
+        return torch.cat(list(self.each(part, x, state)), 2)
+
+    def each(self, part: Part, x: Tensor, state: State) -> Iterator[Tensor]:
+        """Decode the clip's next latent [1, C, 1, h, w]; frames come out once all that their windows hold are there."""
+        if x.shape[0] != 1 or x.shape[2] != 1:
+            raise ValueError(f"this decoder takes one latent of one clip at a time, not {list(x.shape)}")
+        stations = state.once(self.name, lambda: [*self._features(part), *self._pictures(part, state)])
+        enter = part("conv_in")
+        tokens = F.linear(x[0].permute(1, 2, 3, 0).to(enter.weight.dtype), enter.weight, enter.bias)
+        if state.ending:
+            tokens = tokens.repeat(1 + self.ghosts, 1, 1, 1)
+        made = False
+        for frames in along(stations, Frames(tokens, state.ending)):
+            made = True
+            yield frames.tokens.permute(3, 0, 1, 2)[None]
+        if not made:
+            rows, columns = (n * self.space[0] for n in x.shape[3:])
+            yield x.new_empty(1, COLOURS, 0, rows, columns)
+
+    def _features(self, part: Part) -> Iterator[Station]:
+        """Yield the stations from latents to the features of patches."""
+        for i, stage in enumerate(self.stages):
+            yield Grouped()
+            for j in range(stage.layers):
+                yield Attend(Weights.of(part(f"det_stages.{i}.{j}")), stage.kernel)
+            yield Up(part(f"upsamples.{i}.proj"), stage.stride)
+        yield Dropped(self.ghosts * self.time[0])
+        yield Grouped()
+
+    def _pictures(self, part: Part, state: State) -> Iterator[Station]:
+        """Yield the stations from features to pixels."""
+        blocks = [part(f"{self.name}.{i}") for i in range(self.layers)]
+        for step in range(self.sampling.steps):
+            vectors = self._vectors(part, step)
+            weights = [
+                Weights.of(b, (vectors + b.scale_shift_table.float())[list(USED)], b.context_proj) for b in blocks
+            ]
+            keeps = self.sampling.velocity or self.sampling.steps > 1
+            yield _Enter(self.patch, part("conv_in_x_t"), weights[0], state.noise, keeps)
+            for i, own in enumerate(weights):
+                yield Attend(own, self.kernel, weights[i + 1] if i + 1 < len(weights) else None)
+            yield _Leave(self.patch, part("norm_out").weight, part("conv_out"), self.sampling, step)
+
+    def _vectors(self, part: Part, step: int) -> Tensor:
+        """Return what a timestep adds to every block's table, float32 [VECTORS, C]."""
+        adaln, device = part("shared_adaln").proj, part("shared_adaln").proj.weight.device
+        rates = torch.exp(torch.arange(WAVES // 2, device=device) * (-math.log(10000.0) / (WAVES // 2)))
+        waves = self.sampling.multiplier * self.sampling.time(step) * rates
+        h = torch.cat((waves.cos(), waves.sin()))
+        for name in ("0", "2"):
+            linear = part("t_embedder").mlp.get_submodule(name)
+            h = F.silu(F.linear(h, linear.weight.float(), linear.bias.float()))
+        return F.linear(h, adaln.weight.float(), adaln.bias.float()).view(VECTORS, self.width)
+
+    def size(self, size: Size, starts: bool) -> Size:
+        made = super().size(size, starts)
+        return made._replace(channels=COLOURS)
+
+    def channels(self, channels: int) -> int:
+        return COLOURS
+
+    def memory(self, height: int, width: int, itemsize: int) -> int:
+        tokens, values, transient = height * width, 0, 0
+        widths = [*(s.width for s in self.stages[1:]), self.width]
+        for stage, after in zip(self.stages, widths, strict=True):
+            c, samples = stage.width, math.prod(stage.stride)
+            values += stage.layers * (block_values(stage.kernel) * c * tokens + 3 * c**2) + GROUP * c * tokens
+            made = GROUP * samples * after * tokens  # lives as long as its frames are on their way
+            values, transient = values + made, max(transient, BLOCK_VALUES * c * GROUP * tokens, 2 * made)
+            tokens *= stage.stride[1] * stage.stride[2]
+        c, held = self.width, self.ghosts * self.time[0] + 1 + GROUP * self.stages[-1].stride[0]
+        wait = block_values(self.kernel) - 2 * slots(self.kernel)
+        of_block = (block_values(self.kernel) + wait) * c  # with the context of the frames that wait
+        if self.sampling.velocity or self.sampling.steps > 1:
+            of_block += wait * COLOURS * self.patch**2 * 4 // itemsize
+        values += held * c * tokens + self.sampling.steps * self.layers * (of_block * tokens + 11 * c**2)
+        return itemsize * (values + max(transient, BLOCK_VALUES * c * GROUP * tokens))
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        frames, h, w, _ = size
+        tokens = frames * h * w
+        flop = 2.0 * tokens * self.c_in * self.stages[0].width
+        widths = [*(s.width for s in self.stages[1:]), self.width]
+        for stage, after in zip(self.stages, widths, strict=True):
+            flop += stage.layers * block_flop(tokens, stage.width, stage.kernel, (frames, h, w))
+            flop += 2.0 * tokens * stage.width * after * math.prod(stage.stride)
+            frames, h, w = frames * stage.stride[0] - (stage.stride[0] - 1), h * stage.stride[1], w * stage.stride[2]
+            tokens = frames * h * w
+        one = self.layers * block_flop(tokens, self.width, self.kernel, (frames, h, w), 1)
+        one += 4.0 * tokens * self.width * COLOURS * self.patch**2
+        flop += self.sampling.steps * one
+        return Work(flop, flop)
+
+
+def block_flop(tokens: int, width: int, kernel: Kernel, size: tuple[int, int, int], more: int = 0) -> float:
+    """Return the FLOP of one block. more: further products of width x width."""
+    seen = math.prod(min(k, n) for k, n in zip(kernel, size, strict=True))
+    return 2.0 * tokens * width**2 * (16 + more) + 4.0 * tokens * seen * width
+
+
+class _Enter:
+    """Give frames of features their noise, or the picture of the step before, as tokens."""
+
+    def __init__(
+        self, patch: int, linear: nn.Linear, first: Weights, noise: Callable[[int], Tensor] | None, keeps: bool
+    ) -> None:
+        """keeps: the picture so far is needed after the blocks."""
+        self._patch, self._linear, self._first, self._noise, self._keeps = patch, linear, first, noise, keeps
+        self._count = 0
+
+    def push(self, frames: Frames) -> Iterator[Frames]:
+        noisy, context = frames.noisy, frames.tokens if frames.context is None else frames.context
+        if noisy is None:
+            rows, columns = (self._patch * n for n in context.shape[1:3])
+            if context.is_meta:
+                made = [context.new_empty(COLOURS, rows, columns)] * len(frames)
+            else:
+                made = [self._noise(self._count + i)[:, :rows, :columns] for i in range(len(frames))]
+            made = [picture.to(context.device, context.dtype, non_blocking=True) for picture in made]
+            noisy = torch.stack([to_patches(picture, self._patch) for picture in made])
+            self._count += len(frames)
+        tokens = F.linear(noisy.to(context.dtype), self._linear.weight, self._linear.bias)
+        tokens += F.linear(context, self._first.context, self._first.context_bias)
+        yield Frames(tokens, frames.ends, context, noisy if self._keeps else None)
+
+
+class _Leave:
+    """Turn tokens into the network's result, and that into the picture of the next step or the last one."""
+
+    def __init__(self, patch: int, norm: Tensor, linear: nn.Linear, sampling: Sampling, step: int) -> None:
+        self._patch, self._norm, self._linear, self._sampling, self._step = patch, norm, linear, sampling, step
+
+    def push(self, frames: Frames) -> Iterator[Frames]:
+        flat, s = frames.tokens.view(-1, frames.tokens.shape[-1]), self._sampling
+        normed = torch.empty_like(flat)
+        normalised(flat, self._norm, EPS, normed)
+        made = F.linear(normed, self._linear.weight, self._linear.bias).view(*frames.tokens.shape[:3], -1)
+        last, time = self._step == s.steps - 1, s.time(self._step)
+        if s.velocity or not last:
+            noisy = frames.noisy.float()
+            velocity = made.float() if s.velocity else (noisy - made.float()) / time
+            made = noisy - (time - s.time(self._step + 1)) * velocity
+        if last:
+            pixels = [from_patches(one.to(flat.dtype), self._patch) for one in made]
+            yield Frames(torch.stack(pixels), frames.ends)
+        else:
+            yield replace(frames, noisy=made)
+
+
+def to_patches(x: Tensor, patch: int) -> Tensor:
+    """Turn a picture [C, H, W] into patches [H / patch, W / patch, C * patch^2], channels in the order (colour, column,
+    row)."""
+    c, h, w = x.shape
+    parts = x.reshape(c, h // patch, patch, w // patch, patch)
+    return parts.permute(1, 3, 0, 4, 2).reshape(h // patch, w // patch, c * patch**2)
+
+
+def from_patches(x: Tensor, patch: int) -> Tensor:
+    """Invert `to_patches`; the result is [H, W, C]."""
+    h, w, c = x.shape
+    parts = x.view(h, w, c // patch**2, patch, patch)
+    return parts.permute(0, 4, 1, 3, 2).reshape(h * patch, w * patch, c // patch**2)

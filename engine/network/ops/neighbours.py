@@ -1,0 +1,321 @@
+"""Transformer blocks in which every token attends to the tokens around it, over the frames of one clip in turn.
+
+Frames pass through a row of stations; a station may keep frames until those after them have come. Frames travel in
+groups that depend on their place in the clip alone, so no bit depends on how many frames a call brings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...kernels.blocks import Place, added, angles, fuses, gated_product, projected, turned
+from ...kernels.neighbourhood import Window, neighbourhood
+from ...kernels.targets import kernels_for
+from ...kernels.tokens import gated, normalised
+
+EPS = 1e-6
+#: Frames that pass a block together: in its attention, two share most of their keys.
+GROUP = 2
+#: Stands for the frames of a clip whose end is not known.
+ENDLESS = 1 << 30
+Kernel = tuple[int, int, int]
+
+
+class Weight(nn.Module):
+    """A norm without a bias."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+
+class Attention(nn.Module):
+    """Parameters of one block's attention."""
+
+    def __init__(self, width: int, head: int) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.q_norm, self.k_norm = Weight(head), Weight(head)
+
+
+class Gate(nn.Module):
+    """Parameters of one block's gated products."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        inner = -(-4 * width // 16) * 16
+        self.w_up, self.w_gate = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.w_down = nn.Linear(inner, width, bias=False)
+
+
+class Block(nn.Module):
+    """x += attention(norm1(x)); x += gate(norm2(x))."""
+
+    def __init__(self, width: int, head: int) -> None:
+        super().__init__()
+        self.norm1, self.attn, self.norm2, self.mlp = Weight(width), Attention(width, head), Weight(width), Gate(width)
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Consecutive frames of a clip, tokens [n, H, W, C]; `ends` where the clip ends with them.
+
+    context, noisy: what a diffusion decoder's blocks need besides, frame by frame.
+    """
+
+    tokens: Tensor
+    ends: bool
+    context: Tensor | None = None
+    noisy: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def part(self, first: int, last: int) -> Frames:
+        context, noisy = (None if t is None else t[first:last] for t in (self.context, self.noisy))
+        return Frames(self.tokens[first:last], self.ends and last == len(self), context, noisy)
+
+    @staticmethod
+    def joined(parts: Sequence[Frames]) -> Frames:
+        """Return these frames as one."""
+        if len(parts) == 1:
+            return parts[0]
+        context, noisy = (
+            None if ts[0] is None else torch.cat(ts) for ts in ([p.context for p in parts], [p.noisy for p in parts])
+        )
+        return Frames(torch.cat([p.tokens for p in parts]), parts[-1].ends, context, noisy)
+
+
+class Station(Protocol):
+    """One step of the way of a clip's frames."""
+
+    def push(self, frames: Frames) -> Iterator[Frames]:
+        """Take the clip's next frames and yield those that go on."""
+
+
+def along(stations: Sequence[Station], frames: Frames) -> Iterator[Frames]:
+    """Take frames through stations one after the other, each group as far as it gets before the next one."""
+    if not stations:
+        yield frames
+        return
+    for made in stations[0].push(frames):
+        yield from along(stations[1:], made)
+
+
+class Grouped:
+    """Cut a clip's frames into groups of `size`, counted from its start; the last group may be smaller."""
+
+    def __init__(self, size: int = GROUP) -> None:
+        self._size, self._waiting = size, []
+
+    def push(self, frames: Frames) -> Iterator[Frames]:
+        for i in range(len(frames)):
+            self._waiting.append(frames.part(i, i + 1))
+            if len(self._waiting) == self._size or self._waiting[-1].ends:
+                parts, self._waiting = self._waiting, []
+                yield Frames.joined(parts)
+
+
+class Dropped:
+    """Hold back the last `count` frames, and drop them at the clip's end."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._waiting = count, []
+
+    def push(self, frames: Frames) -> Iterator[Frames]:
+        for i in range(len(frames)):
+            self._waiting.append(frames.part(i, i + 1))
+            if len(self._waiting) > self._count:
+                ends = self._waiting[-1].ends
+                yield replace(self._waiting.pop(0), ends=ends)
+
+
+class Up:
+    """Turn each token into samples by a linear layer; of a clip's first frame, only the last in time are kept."""
+
+    def __init__(self, linear: nn.Linear, stride: tuple[int, int, int]) -> None:
+        samples, (_, c) = math.prod(stride), linear.weight.shape
+        order = (linear.weight.view(-1, samples, c), linear.bias.view(-1, samples))  # samples are the inner channels
+        self._weight, self._bias = (t.transpose(0, 1).flatten(0, 1) for t in order)
+        self._stride, self._starts = stride, True
+
+    def push(self, frames: Frames) -> Iterator[Frames]:
+        (n, h, w, _), (pt, py, px) = frames.tokens.shape, self._stride
+        made = F.linear(frames.tokens, self._weight, self._bias).view(n, h, w, pt, py, px, -1)
+        made = made.permute(0, 3, 1, 4, 2, 5, 6).reshape(n * pt, h * py, w * px, -1)
+        drop, self._starts = (pt - 1) * self._starts, False
+        yield Frames(made[drop:], frames.ends)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A block's weights as its products take them. Heads have their even channels first, which turn against the odd
+    ones. bound: no logit exceeds it. fused: the norms are part of the weights after them."""
+
+    fused: bool
+    norm1: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor
+    norms: Tensor
+    proj: Tensor
+    proj_bias: Tensor
+    norm2: Tensor
+    gate: Tensor
+    up: Tensor
+    biases: Tensor | None
+    down: Tensor
+    context: Tensor | None
+    context_bias: Tensor | None
+    bound: float
+
+    @classmethod
+    def of(cls, block: Block, modulation: Tensor | None = None, context: nn.Linear | None = None) -> Weights:
+        """Take a block's weights.
+
+        Args:
+            modulation: float32 [4, C]: scale and shift after the first norm, scale and shift after the second.
+            context: the product that is added to its input.
+        """
+        a, m, dtype = block.attn, block.mlp, block.attn.qkv.weight.dtype
+        width, head = a.proj.weight.shape[0], a.q_norm.weight.shape[0]
+        fused = fuses(width, head, dtype) and kernels_for(a.qkv.weight.device, "auto") is not None
+        norm1, norm2, shift1, shift2 = block.norm1.weight.float(), block.norm2.weight.float(), None, None
+        if modulation is not None:
+            scale1, shift1, scale2, shift2 = modulation
+            norm1, norm2 = norm1 * (1.0 + scale1), norm2 * (1.0 + scale2)
+
+        def paired(t: Tensor) -> Tensor:
+            """Return heads along the first axis with their even channels first."""
+            return t.unflatten(0, (-1, head // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+        def split(t: Tensor) -> Tensor:
+            return torch.cat((paired(t[: 2 * width]), t[2 * width :]))
+
+        def normed(t: Tensor, norm: Tensor) -> Tensor:
+            return (t.float() * norm).to(dtype) if fused else t
+
+        qkv, qkv_bias = split(a.qkv.weight), split(a.qkv.bias).float()
+        gate, up, biases = m.w_gate.weight, m.w_up.weight, None
+        if shift1 is not None:
+            qkv_bias = qkv_bias + qkv.float() @ shift1
+            biases = torch.stack([t.float() @ shift2 for t in (gate, up)]).to(dtype)
+        proj_bias = a.proj.bias.float()
+        if not fused:  # weights of a softmax sum up to 1: the values' bias reaches the result as it is
+            proj_bias = proj_bias + a.proj.weight.float() @ qkv_bias[2 * width :]
+        norms = torch.stack((paired(a.q_norm.weight.float()) * head**-0.5, paired(a.k_norm.weight.float())))
+        bound = math.inf if norms.is_meta else head * float(norms.abs().amax(1).prod())
+        return cls(
+            fused, norm1.to(dtype), normed(qkv, norm1), qkv_bias.to(dtype), norms, a.proj.weight, proj_bias.to(dtype),
+            norm2.to(dtype), normed(gate, norm2), normed(up, norm2), biases, m.w_down.weight,
+            None if context is None else context.weight, None if context is None else context.bias, bound,
+        )  # fmt: skip
+
+
+#: Values for each of a group's in a block at work: normalised, queries, results of attention, and products of the gate.
+BLOCK_VALUES = 16
+
+
+def slots(kernel: Kernel) -> int:
+    """Return the frames whose keys a block keeps: its window's, and those that a group's last frame waits for, which
+    come in groups and do not wrap around."""
+    return -(-(kernel[0] + GROUP) // GROUP) * GROUP
+
+
+def block_values(kernel: Kernel) -> int:
+    """Return the values for each of a frame's that a block keeps: keys, values, and frames that wait."""
+    return 2 * slots(kernel) + -(-(kernel[0] // 2 + 3) // GROUP) * GROUP
+
+
+class Attend:
+    """A block. It keeps the keys and values of the last frames, and groups of frames that wait for later ones."""
+
+    def __init__(self, weights: Weights, kernel: Kernel, after: Weights | None = None) -> None:
+        """after: the next block, if it adds a product of the context to its input: this block adds it."""
+        self._w, self._kernel, self._after = weights, kernel, after
+        self._width, self._head = weights.proj.shape[0], weights.norms.shape[1]
+        self._keys: Tensor | None = None
+        self._waiting: list[Frames] = []
+        self._count = self._first = 0  # frames that came, and that went on
+
+    def push(self, frames: Frames) -> Iterator[Frames]:
+        self._keep(frames.tokens)
+        self._waiting.append(frames)
+        window, half = self._kernel[0], self._kernel[0] // 2
+        while self._waiting:
+            last = self._first + len(self._waiting[0]) - 1
+            if not frames.ends and max(last - half, 0) + window > self._count:
+                return
+            ready = self._waiting.pop(0)
+            self._finish(ready, Window(self._kernel, self._first, self._count if frames.ends else ENDLESS))
+            self._first += len(ready)
+            yield ready
+
+    def _keep(self, x: Tensor) -> None:
+        """Store the keys and values of the next frames."""
+        n, h, w, c = x.shape
+        if self._keys is None:
+            self._keys = x.new_empty(slots(self._kernel), h, w, 2 * c)
+        slot = self._count % self._keys.shape[0]
+        self._projected(x, self._count, None, self._keys[slot : slot + n])
+        self._count += n
+
+    def _finish(self, frames: Frames, window: Window) -> None:
+        """Complete frames whose keys are all there, in place."""
+        x, w, c = frames.tokens.view(-1, self._width), self._w, self._width
+        query = torch.empty_like(frames.tokens)
+        self._projected(frames.tokens, window.first, query, None)
+        parts = (t.unflatten(-1, (-1, self._head)) for t in (query, self._keys[..., :c], self._keys[..., c:]))
+        mixed = neighbourhood(*parts, window, bound=w.bound).view(-1, c)
+        del query
+        inner = x.new_empty(x.shape[0], w.gate.shape[0])
+        after = self._after
+        context = None if after is None else frames.context.reshape(-1, c)
+        if w.fused:
+            added(x, mixed, w.proj, w.proj_bias)
+            gated_product(x, w.gate, w.up, w.biases, EPS, inner)
+            more = None if after is None else (context, after.context)
+            added(x, inner, w.down, None if after is None else after.context_bias, more)
+            return
+        normed = torch.empty_like(x)
+        mixed = F.linear(mixed, w.proj, w.proj_bias)
+        normalised(x, w.norm2, EPS, normed, y=mixed, scale=torch.ones_like(w.norm2))
+        both = x.new_empty(x.shape[0], 2 * w.gate.shape[0])
+        for i, (part, weight) in enumerate(zip(both.chunk(2, 1), (w.gate, w.up), strict=True)):
+            _product(normed, weight, part, None if w.biases is None else w.biases[i])
+        gated(both, inner)
+        del both, normed
+        x.addmm_(inner, w.down.t())
+        if after is not None:
+            x.add_(F.linear(context, after.context, after.context_bias))
+
+    def _projected(self, x: Tensor, first: int, query: Tensor | None, keys: Tensor | None) -> None:
+        """Write the queries, or the keys and values, of frames from the clip's frame `first` on."""
+        (n, h, w, c), weights = x.shape, self._w
+        table = angles(1 << (max(first + n, h, w) - 1).bit_length(), self._head, x.device)
+        flat, place, heads = x.view(-1, c), Place(first, h, w), (-1, c // self._head, self._head)
+        if weights.fused:
+            q, k = (None if t is None else t.view(-1, *more, *heads[1:]) for t, more in ((query, ()), (keys, (2,))))
+            projected(flat, weights.qkv, weights.qkv_bias, weights.norms, table, place, EPS, q, k)
+            return
+        normed = torch.empty_like(flat)
+        normalised(flat, weights.norm1, EPS, normed)
+        out, rows, norm = (query, slice(c), 0) if keys is None else (keys, slice(c, None), 1)
+        out = out.view(flat.shape[0], -1)
+        torch.mm(normed, weights.qkv[rows].t(), out=out)
+        own = slice(c) if keys is None else slice(c, 2 * c)
+        turned(out[:, :c].unflatten(1, heads[1:]), weights.qkv_bias[own], weights.norms[norm], table, place, EPS)
+
+
+def _product(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> None:
+    """Compute x [R, K] times weight [N, K], plus the bias, into out [R, N], which may have gaps between rows."""
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)

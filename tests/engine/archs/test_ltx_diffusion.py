@@ -1,0 +1,144 @@
+"""LTX-2.5's diffusion decoder against recorded outputs of the original, in chunks, and with its noise."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from zerowaste_vae import CheckpointError, InputError, load
+from zerowaste_vae.engine.archs import by_file, detect, latent_space, ltx
+from zerowaste_vae.engine.archs.ltx_diffusion import ARCHITECTURE, KERNELS, LAST_KERNEL, STRIDES, Config, folded
+from zerowaste_vae.engine.network.ops.diffusion import NeighbourDecoder, Stage
+
+from .originals import close
+
+GOLDEN = ("ltx25_a", "ltx25_v2")
+
+
+@pytest.fixture(scope="module", params=GOLDEN)
+def golden(request, shared):
+    """(VAE of the recorded weights, recorded tensors)"""
+    folder = shared / "golden" / "ltx25"
+    vae = load(folder / f"{request.param}.weights.safetensors", device="cpu")
+    return vae, load_file(folder / f"{request.param}.io.safetensors")
+
+
+@pytest.fixture(scope="module")
+def tiny_ltx25(seed_model, tmp_path_factory):
+    """A file of every kind of stage, with few channels and the published windows."""
+    stages = tuple(Stage(w, 1, k, s) for w, k, s in zip((32, 16, 16, 16), KERNELS, STRIDES, strict=True))
+    network = NeighbourDecoder(16, 16, stages, 16, 2, LAST_KERNEL, 4, 16)
+    config = Config(ltx.Config(None, None, latent_channels=16), network)
+    model = ARCHITECTURE.build(config).requires_grad_(False)
+    seed_model(model, 5)
+    path = tmp_path_factory.mktemp("ltx25") / "w.safetensors"
+    save_file(model.state_dict(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(tiny_ltx25):
+    return load(tiny_ltx25, device="cpu")
+
+
+def test_original_decodes(golden):
+    vae, tensors = golden
+    assert vae.arch == "ltx-diffusion"
+    for name in (n.partition(".")[0] for n in tensors if n.endswith(".decode") and not n.startswith("batch")):
+        close(vae.decode_raw(tensors[f"{name}.latent"], chunk=1), tensors[f"{name}.decode"])
+
+
+def test_original_encodes(shared):
+    folder = shared / "golden" / "ltx25"
+    vae = load(folder / "ltx25_a.weights.safetensors", device="cpu")
+    tensors = load_file(folder / "ltx25_a.encode.safetensors")
+    for name in ("E9", "E12"):
+        moments = vae.encode_raw(tensors[f"{name}.pixels"])
+        close(moments[:, :128], tensors[f"{name}.latent_out"])
+
+
+def test_chunks(small, noise):
+    """Any chunks and parts of a clip have the bits of the whole."""
+    z = noise(1, 16, 5, 2, 3)
+    whole = small.decode_raw(z)
+    assert whole.shape == (1, 3, 33, 64, 96)
+    for chunk, frames in ((1, 0), (2, 3), (3, 1)):
+        assert torch.equal(small.decode_raw(z, chunk=chunk, frames=frames), whole)
+    frames = small.decode(z, chunk=2)
+    assert torch.equal(frames, whole.movedim(1, -1).float().mul(0.5).add(0.5).clamp(0, 1))
+    assert torch.equal(small.decode(z, start=9, frames=5), frames[:, 9:14])
+
+
+def test_noise(small, noise):
+    """Every clip of a batch has that of a single one; a seed's noise goes by its place, whatever follows."""
+    z = noise(2, 16, 2, 2, 2)
+    both = small.decode(z)
+    assert all(torch.equal(small.decode(z[i : i + 1])[0], both[i]) for i in range(2))
+    seeded = small.decode(z[:1], seed=3)
+    assert not torch.equal(seeded, both[:1]) and not torch.equal(seeded, small.decode(z[:1], seed=4))
+    assert torch.equal(small.decode(z[:1], seed=3), seeded)
+    with pytest.raises(InputError, match="no share of noise"):
+        small.decode(z[:1], noise=0.1)
+
+
+def test_tiles_have_noise_of_their_place(small, noise, monkeypatch):
+    """Every tile sees the part of the whole clip's noise that lies where it does."""
+    z = noise(1, 16, 1, 4, 4)
+    seen = {}
+    enter = type(small.model.decoder.program.steps[-1])._pictures
+
+    def watched(self, part, state):
+        seen[state.noise(0).data_ptr()] = state.noise(0)[:, :64, :64].clone()
+        return enter(self, part, state)
+
+    monkeypatch.setattr(type(small.model.decoder.program.steps[-1]), "_pictures", watched)
+    small.decode(z, tiling="blended", tile=64, overlap=0)
+    parts = list(seen.values())
+    whole = torch.randn(1, 3, 1, 128, 128, generator=torch.Generator().manual_seed(0))[0, :, 0]
+    assert len(parts) == 4
+    for part, (y, x) in zip(parts, ((0, 0), (0, 64), (64, 0), (64, 64)), strict=True):
+        assert torch.equal(part, whole[:, y : y + 64, x : x + 64])
+
+
+def test_gates_of_older_files(tiny_ltx25, tmp_path, noise):
+    """Gate vectors are part of the products that they follow."""
+    tensors, z = load_file(tiny_ltx25), noise(1, 16, 1, 2, 2)
+    gates = {"gate_msa": "attn.proj", "gate_mlp": "mlp.w_down", "gate_ctx": "context_proj"}
+    older = tensors | {"decoder.coarse_head.weight": torch.ones(2)}
+    for gate, product in gates.items():
+        block = "decoder.diff_blocks.0"
+        factor = torch.rand(tensors[f"{block}.attn.proj.weight"].shape[0]) + 0.5
+        older[f"{block}.{gate}"] = factor
+        for name in (f"{block}.{product}.weight", f"{block}.{product}.bias"):
+            if name in older:
+                older[name] = older[name] / (factor[:, None] if older[name].dim() == 2 else factor)
+    save_file(older, tmp_path / "older.safetensors", {"config": json.dumps({"vae": {}})})
+    assert folded(older).keys() == tensors.keys()
+    expected = load(tiny_ltx25, device="cpu").decode(z)
+    made = load(tmp_path / "older.safetensors", device="cpu").decode(z)
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-4)
+
+
+def test_published():
+    with torch.device("meta"):
+        model = ARCHITECTURE.build(ARCHITECTURE.published.config)
+    shapes = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    assert ARCHITECTURE.config_of(shapes, {}).decoder == ARCHITECTURE.published.config.decoder
+    assert detect(shapes) is ARCHITECTURE and latent_space("ltx-diffusion") == "ltx"
+    assert sum(p.numel() for p in model.decoder.parameters()) == pytest.approx(417.1e6, abs=5e4)
+    program = model.decoder.program
+    a_frame = (program.work(17, 22, 40).flop - program.work(16, 22, 40).flop) / 8
+    assert a_frame == pytest.approx(1.94e12, rel=0.01)
+    assert by_file("ltx-2.5-video-vae-bf16.safetensors") is ARCHITECTURE
+    assert by_file("ltx-2.5-video-vae-conv-bf16.safetensors") is ltx.ARCHITECTURE
+
+
+@pytest.mark.parametrize("given, words", [
+    ({"model_output_type": "eps"}, "neither x0 nor v"),
+    ({"decoder": {"default_num_inference_steps": 0}}, "at least 1"),
+    ({"decoder": {"upsamples": [[[1, 2, 2], 2]]}}, "4 stages, its description 1"),
+])  # fmt: skip
+def test_impossible(tiny_ltx25, tmp_path, given, words):
+    save_file(load_file(tiny_ltx25), tmp_path / "w.safetensors", {"config": json.dumps({"vae": given})})
+    with pytest.raises(CheckpointError, match=words):
+        load(tmp_path / "w.safetensors", device="cpu")
