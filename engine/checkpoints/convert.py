@@ -15,7 +15,7 @@ from ..archs import detect, find_key_set
 from ..errors import InputError
 from ..system.writing import check_target, replacing, write_tensors
 from .gguf_types import GGUFType
-from .gguf_writer import Int32Array, TensorPlan, write_gguf
+from .gguf_writer import TensorPlan, write_gguf
 from .quantize import PLAIN, TYPES, encode, stored_shape, stored_type
 from .reader import read_checkpoint
 from .reading import ProgressCallback, failure, one_line
@@ -162,7 +162,7 @@ def _write_gguf(
         "general.file_type": _FILE_TYPES[kind],
     }
     values |= {k: v for k, v in metadata.items() if k and k not in _GENERATED and not k.startswith(ORIG_SHAPE)}
-    values |= {ORIG_SHAPE + p.name: Int32Array(shapes[p.name]) for p in plans if p.shape != shapes[p.name]}
+    values |= {ORIG_SHAPE + p.name: shapes[p.name] for p in plans if p.shape != shapes[p.name]}
 
     def data() -> Iterator[Tensor]:
         for i, (name, type_) in enumerate(types.items()):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from torch import Tensor
 
@@ -21,24 +20,12 @@ ALIGNMENT = 32
 _UINT32, _INT32, _BOOL, _STRING, _ARRAY, _UINT64, _INT64, _FLOAT64 = 4, 5, 7, 8, 9, 10, 11, 12
 
 
-@dataclass(frozen=True)
-class Int32Array:
-    """A metadata array that other loaders want as INT32 (recorded shapes)."""
-
-    items: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TensorPlan:
+class TensorPlan(NamedTuple):
     """Storage of one tensor; `shape` in torch order."""
 
     name: str
     shape: tuple[int, ...]
     type: GGUFType
-
-    @property
-    def nbytes(self) -> int:
-        return self.type.nbytes(prod(self.shape))
 
 
 def write_gguf(
@@ -47,6 +34,8 @@ def write_gguf(
     """Write a whole file.
 
     Args:
+        metadata: text, numbers, booleans, lists of one of these, and tuples of numbers, which other loaders want as
+            INT32 (recorded shapes).
         data: the bytes (uint8) of each plan in order.
 
     Raises:
@@ -55,20 +44,20 @@ def write_gguf(
     header = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(plans), len(metadata)))
     for key, value in metadata.items():
         header += _string(key, 65_535) + _value(key, value)
-    offset = 0
-    for plan in plans:
+    offset, sizes = 0, [plan.type.nbytes(prod(plan.shape)) for plan in plans]
+    for plan, size in zip(plans, sizes, strict=True):
         if len(plan.shape) > MAX_DIMS:
             raise ValueError(f"tensor {plan.name} has more than {MAX_DIMS} dimensions")
         header += _string(plan.name, MAX_NAME_BYTES) + struct.pack("<I", len(plan.shape))
         header += struct.pack(f"<{len(plan.shape)}Q", *reversed(plan.shape))
         header += struct.pack("<IQ", plan.type.id, offset)
-        offset += plan.nbytes + _padding(plan.nbytes)
+        offset += size + _padding(size)
     file.write(header + bytes(_padding(len(header))))
-    for plan, raw in zip(plans, data, strict=True):
-        if raw.numel() != plan.nbytes:
-            raise ValueError(f"tensor {plan.name} has {raw.numel()} bytes, planned {plan.nbytes}")
+    for plan, size, raw in zip(plans, sizes, data, strict=True):
+        if raw.numel() != size:
+            raise ValueError(f"tensor {plan.name} has {raw.numel()} bytes, planned {size}")
         file.write(memoryview(raw.numpy()))
-        file.write(bytes(_padding(plan.nbytes)))
+        file.write(bytes(_padding(size)))
 
 
 def _padding(length: int) -> int:
@@ -83,9 +72,9 @@ def _string(text: str, limit: int) -> bytes:
 
 
 def _value(key: str, value: object) -> bytes:
-    """Return type id and value: text, numbers, booleans and flat lists of one of these."""
-    if isinstance(value, Int32Array):
-        return struct.pack(f"<IIQ{len(value.items)}i", _ARRAY, _INT32, len(value.items), *value.items)
+    """Return type id and value."""
+    if isinstance(value, tuple):
+        return struct.pack(f"<IIQ{len(value)}i", _ARRAY, _INT32, len(value), *value)
     if isinstance(value, list):
         kinds = {_kind(key, v) for v in value} or {_UINT32}
         kind = kinds.pop() if len(kinds) == 1 else _INT64 if kinds <= {_UINT32, _UINT64, _INT64} else _FLOAT64
