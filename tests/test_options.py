@@ -24,7 +24,8 @@ def usual():
     return [line for line in run("--collect-only") if "::" in line]
 
 
-def test_another_order_has_the_same_tests_and_modules_whole(usual):
+def test_other_order(usual):
+    """Another order has the same tests and modules whole."""
     shuffled = [line for line in run("--collect-only", "--shuffle=4") if "::" in line]
     assert shuffled != usual and sorted(shuffled) == sorted(usual)
     modules = [line.partition("::")[0] for line in shuffled]

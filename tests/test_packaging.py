@@ -103,7 +103,8 @@ def test_public_names_exist():
             _ = module.no_such_name
 
 
-def test_old_import_paths_of_the_documentation_work():
+def test_old_import_paths():
+    """Old import paths of the documentation work."""
     code = """
 import warnings
 with warnings.catch_warnings(record=True) as caught:
@@ -146,7 +147,8 @@ def test_every_page_is_reached_from_the_readme():
     assert {page.name for page in PAGES if page.name != "README.md"} == linked
 
 
-def test_readme_names_every_family_with_its_sizes_and_type():
+def test_readme_families():
+    """Readme names every family with its sizes and type."""
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"^\|.*\|$", README, re.M)]
     rows = {row[0]: row[1:] for row in rows if len(row) == 4 and row[3] in ("fp16", "bf16")}
     families = {a.published.title: a for a in ARCHITECTURES}
@@ -167,7 +169,8 @@ def test_the_loaders_help_names_every_family(page):
     assert [a.name for a in ARCHITECTURES if not any(word in text for word in a.published.words)] == []
 
 
-def test_nodes_name_the_same_models_in_both_languages():
+def test_node_models():
+    """Nodes name the same models in both languages."""
     english, chinese = (json.loads((ROOT / "locales" / x / "nodeDefs.json").read_text("utf-8")) for x in ("en", "zh"))
     models = re.match("Loads VAEs of (.+?): ", english["ZeroWasteVAELoader"]["description"])[1]
     listed = {node: str(chinese[node]) for node, texts in english.items() if models in str(texts)}
@@ -266,7 +269,8 @@ def test_set_up_script_installs_once(tmp_path, monkeypatch):
     assert len(ran) == 5 and "--editable" not in ran[-1]
 
 
-def test_set_up_script_knows_the_supported_pythons(monkeypatch, capsys):
+def test_fresh_pythons(monkeypatch, capsys):
+    """Set up script knows the supported pythons."""
     module = fresh()
     monkeypatch.setattr(sys, "argv", ["fresh.py", "test"])
     monkeypatch.setattr(sys, "version_info", (3, 9, 1, "final", 0))
@@ -274,14 +278,15 @@ def test_set_up_script_knows_the_supported_pythons(monkeypatch, capsys):
     assert PROJECT["project"]["requires-python"] == ">=3.10"
 
 
-def test_readme_names_the_commands_of_the_set_up_script():
+def test_readme_commands():
+    """Readme names the commands of the set up script."""
     assert "python3 tools/fresh.py demo --out demo_out\n" in README
     assert "python3 tools/fresh.py test\n" in README
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "tools/fresh.py --venv" in ci and "ruff" in ci
 
 
-def test_the_repository_may_be_in_a_folder_of_any_name(tmp_path):
+def test_any_folder_name(tmp_path):
     """The README's own is no name of Python's: pytest would import its __init__.py as a module of its own."""
     folder = tmp_path / "ComfyUI-ZeroWasteVAE"
     (folder / "tests").mkdir(parents=True)

@@ -99,7 +99,7 @@ def test_a_circle_is_found(arrows):
     assert circles(arrows) == [sorted(arrows)]
 
 
-def test_comfy_is_imported_by_two_files_of_the_nodes():
+def test_comfy_imports():
     """A new release of ComfyUI is followed there; the others use its public node API, or nothing of it."""
     found = set()
     for path in FILES:
@@ -139,7 +139,7 @@ def families_in(source: str) -> set[str]:
     return {word for word in words if FAMILY.fullmatch(word)}
 
 
-def test_architectures_are_named_in_their_rooms_only():
+def test_architecture_names():
     """Everything else asks the registry, so that a new family costs one file."""
     rooms = {"engine/archs", "engine/compat"}
     found = {str(p.relative_to(ROOT)): families_in(p.read_text("utf-8")) for p in FILES if room(p) not in rooms}
@@ -159,11 +159,12 @@ def test_a_name_of_an_architecture_is_found(source):
 
 
 @pytest.mark.parametrize("source", ["'As SeedVR2.'", "wanted = 1", "help('Loads VAEs of Wan and SeedVR2')", "# wan"])
-def test_words_about_architectures_may_be_anywhere(source):
+def test_architecture_words(source):
+    """Words about architectures may be anywhere."""
     assert not families_in(source)
 
 
-def test_what_a_kernels_loop_carries_has_values_of_its_own():
+def test_loop_values():
     """Triton compiles `b = a` in front of a loop that assigns both to one value, and `a = b` inside it to nothing; its
     interpreter does not."""
     kernels = 0

@@ -33,7 +33,8 @@ def test_decode_and_encode_leave_a_report(fresh, noise):
     assert list(fresh.last_report.seconds) == ["plan", "encode"]
 
 
-def test_packing_has_its_own_time_and_is_done_once(fresh, noise, monkeypatch):
+def test_packing(fresh, noise, monkeypatch):
+    """Packing has its own time and is done once."""
     monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     for stages in (["plan", "weights", "decode"], ["plan", "decode"]):
         fresh.decode(noise(1, 16, 1, 2, 2))
@@ -96,7 +97,8 @@ class Counters:
             monkeypatch.setattr(torch.cuda, name, lambda _, name=name: self.values[name] * GIB)
 
 
-def test_peaks_that_rose_are_known_and_hidden_ones_are_not(monkeypatch):
+def test_peaks(monkeypatch):
+    """Peaks that rose are known and hidden ones are not."""
     counters = Counters(
         monkeypatch, memory_allocated=1, max_memory_allocated=5, memory_reserved=2, max_memory_reserved=6
     )
@@ -121,7 +123,7 @@ def test_measured_on_a_gpu():
     assert report.reserved_gb >= report.allocated_gb
 
 
-def test_frames_that_fill_no_latent_and_copies_that_do_are_said(fresh):
+def test_trailing_frames(fresh):
     """Python leaves them out; whoever fills clips up says so."""
     vae = fresh
     for count, dropped in ((1, 0), (5, 0), (7, 2), (8, 3)):

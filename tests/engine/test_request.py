@@ -67,7 +67,8 @@ def test_devices_are_named(devices):
         resolve(devices, torch.device("cpu"))
 
 
-def test_tiles_are_judged_by_the_size_of_a_latent_pixel():
+def test_tiles():
+    """Tiles are judged by the size of a latent pixel."""
     asked = Request("blended", 16, 8)
     asked.check(8)
     with pytest.raises(InputError, match="tile=16 is too small: use at least 32 pixels"):
@@ -78,7 +79,8 @@ def test_tiles_are_judged_by_the_size_of_a_latent_pixel():
     Request("untiled", 3, 9).check(8)  # nobody asked for tiles
 
 
-def test_frames_go_into_a_tensor_of_their_shape_and_type():
+def test_out():
+    """Frames go into a tensor of their shape and type."""
     check_out(torch.empty(1, 5, 8, 8, 3), (1, 5, 8, 8, 3), Request().dtype)
     for out in (torch.empty(1, 5, 8, 9, 3), torch.empty(1, 5, 8, 8, 3, dtype=torch.float16)):
         with pytest.raises(InputError, match=r"the frames need torch\.float32 \[1, 5, 8, 8, 3\] on cpu"):
@@ -108,7 +110,7 @@ def test_whole_numbers_are_bytes(kind):
 
 @pytest.mark.parametrize("kind", STRANGE)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_tensors_without_values_side_by_side_are_one_line(kind, vae, tmp_path):
+def test_meta_tensors(kind, vae, tmp_path):
     """Wherever a tensor comes in."""
     latent, video = (STRANGE[kind](torch.zeros(shape)) for shape in ((1, 16, 1, 2, 2), (1, 1, 16, 16, 3)))
     frame = STRANGE[kind](torch.zeros(16, 16, 3))
@@ -145,7 +147,8 @@ RANGES = {
 
 
 @pytest.mark.parametrize("case", RANGES)
-def test_frames_of_another_range_are_refused_with_the_cure(case, vae, tmp_path):
+def test_frame_range(case, vae, tmp_path):
+    """Frames of another range are refused with the cure."""
     change, says = RANGES[case]
     video = change(torch.linspace(0, 1, 5 * 16 * 16 * 3)).reshape(5, 16, 16, 3)
     whole = lambda: torch.cat(list(vae.encode_stream([video])), 2)  # noqa: E731

@@ -301,7 +301,8 @@ def test_fused_progress_cancel_and_switch(fused_vae, noise):
     assert not torch.equal(fused_vae.decode(z), whole)
 
 
-def test_fused_shrinks_its_steps_before_it_refuses(fused_vae):
+def test_smaller_steps(fused_vae):
+    """Fused shrinks its steps before it refuses."""
     roomy = fused_vae.plan_decode(8, 32, 32)
     tight = fused_vae.plan_decode(8, 32, 32, vram_gb=(roomy.peak_bytes - 1) / 2**30)
     assert tight.fused
@@ -335,7 +336,7 @@ def test_a_vae_nobody_has_is_gone_at_once(vae_file, noise, precision, no_collect
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
-def test_networks_and_their_copies_are_gone_at_once(architecture, no_collector):
+def test_no_garbage(architecture, no_collector):
     """Also where the halves share what lies beside them in the file."""
     with torch.device("meta"):
         network = architecture.build(architecture.published.config)

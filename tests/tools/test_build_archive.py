@@ -78,7 +78,8 @@ def test_it_refuses(tool, staged, name, content, said):
     assert said in problem and name in problem
 
 
-def test_it_refuses_what_is_incomplete_or_too_large(tool, staged, monkeypatch):
+def test_incomplete(tool, staged, monkeypatch):
+    """It refuses what is incomplete or too large."""
     (staged / "LICENSE").unlink()
     assert tool.problems(staged) == ["LICENSE is missing"]
     monkeypatch.setattr(tool, "MOST_BYTES", 1 << 20)

@@ -36,13 +36,15 @@ def test_training_forward_equals_the_engine(model, noise, frames):
         torch.testing.assert_close(fast.decode(model, moments[..., :16], torch.float32), y, atol=2e-5, rtol=1e-4)
 
 
-def test_single_frames_can_train_the_present_tap_alone(model, noise):
+def test_single_frames(model, noise):
+    """Single frames can train the present tap alone."""
     fast.encode(model, noise(1, 1, 16, 16, 3), torch.float32, frozen_past=True).sum().backward()
     gradient = model.encoder.mid_block.resnets[0].conv1.weight.grad
     assert gradient[:, :, 2].abs().max() > 0 and gradient[:, :, :2].abs().max() == 0
 
 
-def test_start_gives_unit_latents_and_inflating_keeps_single_frames(noise):
+def test_start(noise):
+    """Start gives unit latents and inflating keeps single frames."""
     model = ARCHITECTURE.build(CONFIG)
     init.start(model, 0)
     x = noise(2, 1, 32, 32, 3)
@@ -59,7 +61,8 @@ def test_start_gives_unit_latents_and_inflating_keeps_single_frames(noise):
     assert (still - still[:, :1]).abs().max() < 0.05 * still.std()
 
 
-def test_balance_changes_the_scale_inside_and_not_the_output(model, noise):
+def test_balance(model, noise):
+    """Balance changes the scale inside and not the output."""
     x = noise(1, 5, 16, 16, 3)
     seen = []
     model.decoder.up_blocks[3].resnets[2].register_forward_hook(lambda *call: seen.append(call[2].std().item()))
@@ -134,7 +137,8 @@ def test_psnr():
     assert measure.psnr(source, source / 255) == math.inf
 
 
-def test_the_shipped_vae_holds_up_on_what_it_never_saw():
+def test_held_back_clip():
+    """The shipped vae holds up on what it never saw."""
     pytest.importorskip("skimage", reason="the held-back picture is in the scikit-image package")
     from zerowaste_vae.tools.train_demo.make_clip import held_back_clip
     from zerowaste_vae.tools.train_demo.pictures import HELD_BACK, PICTURES

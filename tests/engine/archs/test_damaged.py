@@ -55,7 +55,7 @@ def test_biases_of_no_length_are_named(name, shape, recwarn):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_sizes_that_no_network_has_are_the_files_error(name):
+def test_wrong_sizes(name):
     """Tensors as a scalar, as nothing, and as one number: each an InputError or sizes that can be built."""
     architecture = next(a for a in ARCHITECTURES if a.name == name)
     shapes = {key: tuple(t.shape) for key, t in small(name).tensors.items()}
@@ -93,7 +93,8 @@ def test_numbers_beyond_any_network_make_none(tmp_path):
     ],
     ids=str,
 )  # fmt: skip
-def test_descriptions_that_say_nothing_usable_are_refused(vae):
+def test_wrong_descriptions(vae):
+    """Descriptions that say nothing usable are refused."""
     whole = small("ltx")
     whole.metadata["config"] = json.dumps({"vae": vae})
     assert "metadata" in (said := told(whole)) or "decoder" in said

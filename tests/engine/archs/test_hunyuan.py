@@ -150,7 +150,8 @@ def test_streams_and_parts_see_the_whole_clip(tiny, noise, walk, monkeypatch):
     assert (walk in vae.last_report.mode) and latent.shape == z.shape
 
 
-def test_norms_over_chunks_tell_the_planner_their_size():
+def test_chunks_of_norms():
+    """Norms over chunks tell the planner their size."""
     programs = [half(hunyuan.ARCHITECTURE.published.config) for half in (hunyuan.decoder, hunyuan.encoder)]
     assert [p.chunk for p in programs] == [(2, 2), (1, 2)]
     assert all(p.gathers for p in programs)
@@ -232,13 +233,15 @@ def test_the_refiner_makes_pictures(seed_model, noise, tmp_path):
     assert not vae.plan_decode(2, 3, 4).fused
 
 
-def test_hunyuanimages_own_vae_is_not_its_refiners():
+def test_hunyuanimage():
+    """Hunyuanimages own vae is not its refiners."""
     keys = ["decoder.up.0.upsample.conv.weight", "decoder.up.5.block.0.conv1.weight"]
     assert find_key_set(keys[:1]).name == "hunyuanimage-refiner"
     assert find_key_set(keys).name == "hunyuanimage"
 
 
-def test_widths_that_shortcuts_cannot_divide_are_refused():
+def test_wrong_widths():
+    """Widths that shortcuts cannot divide are refused."""
     shapes = {f"decoder.up.{i}.block.0.conv1.conv.bias": (w,) for i, w in enumerate((64, 48, 16, 8, 8))}
     with pytest.raises(InputError, match="as its shortcuts need"):
         hunyuan15.Config.from_shapes(shapes | {"decoder.conv_in.conv.weight": (64, 32, 3, 3, 3)})

@@ -61,7 +61,7 @@ def test_encodes_are_the_originals(golden):
         close(vae.encode(x.permute(0, 2, 3, 4, 1).mul(0.5).add(0.5)), tensors[f"{name}.latent"])
 
 
-def test_a_small_decoder_beside_a_full_encoder_is_the_originals(shared, monkeypatch):
+def test_small_decoder(shared, monkeypatch):
     """FLUX.2-small-decoder: half the encoder's widths."""
     folder = shared / "golden" / "flux2_small"
     vae = load(folder / "flux2_small.weights.safetensors", device="cpu")
@@ -118,7 +118,7 @@ def test_sizes_are_read_from_shapes(tiny, tmp_path, noise):
         vae.decode(z[:, 0])
 
 
-def test_batches_are_written_where_they_are_wanted(tiny, noise, tmp_path):
+def test_out(tiny, noise, tmp_path):
     """Several pictures and several frames of one latent alike, in chunks, with a report and into a given tensor."""
     _, model = tiny
     vae = load(saved(model, tmp_path / "w.safetensors"), device="cpu")
@@ -160,9 +160,8 @@ def test_the_fused_walk_gives_the_same(family, seed_model, tmp_path, noise, monk
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_parts_of_pictures_are_computed_again_where_a_plan_says_so(
-    family, seed_model, tmp_path, noise, monkeypatch, exact_sums
-):
+def test_recomputing(family, seed_model, tmp_path, noise, monkeypatch, exact_sums):
+    """Parts of pictures are computed again where a plan says so."""
     config = Config((16, 16, 32), (16, 16, 32), 4, 4, quantised=family != "flux", resnets=(1, 1), norm_groups=4)
     model = FAMILIES[family].build(config).requires_grad_(False)
     seed_model(model, 7)

@@ -31,7 +31,8 @@ def test_a_lean_plan_takes_what_it_states(noise):
 
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
-def test_what_is_made_again_has_the_same_bits_and_takes_what_is_stated(noise, monkeypatch, half):
+def test_recomputing(noise, monkeypatch, half):
+    """Recomputed pictures have the same bits and take what is stated."""
     others = torch.cuda.memory_reserved()
     vae = make("flux", "bf16")
     if half == "decoder":

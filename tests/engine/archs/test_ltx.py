@@ -188,7 +188,7 @@ def test_what_the_fused_walk_refuses(build):
 
 
 @torch.no_grad()
-def test_the_end_of_a_clip_fits_into_the_memory_of_its_middle(build, noise, atol):
+def test_memory_at_the_end(build, noise, atol):
     """Many convolutions behind each other, which all get one frame more at the end."""
     all_, space = (Block(width, stride=STRIDES[kind]) for width, kind in ((16, "all"), (8, "space")))
     decoder = build(Config(None, (Block(16, 1), all_, Block(16, 5), space, Block(8, 7)), 0, 16, 16)).decoder
@@ -251,7 +251,8 @@ def test_a_part_of_a_clip_is_the_clips(fused_file, noise, atol):
             torch.testing.assert_close(part, expected, rtol=0, atol=atol)
 
 
-def test_noise_is_of_the_seed_and_timesteps_are_asked_for(fused_file, noise):
+def test_noise_and_timesteps(fused_file, noise):
+    """Noise is of the seed and timesteps are asked for."""
     quick, plain = fused_file(Config(None, blocks(64, "all all all"), 0, 64, 16, timestep=0.05, noise=0.025))
     z = noise(1, 16, 4, 2, 3)
     first = plain.decode(z)
@@ -297,7 +298,8 @@ def test_a_reflected_border_needs_what_it_shows(fused_file, noise):
         plain.stream(SimpleNamespace(shape=(1, 3, 2, 4, 4)))  # as latents of a file are
 
 
-def test_noise_between_convolutions_is_the_same_in_all_chunks(fused_file, noise):
+def test_noise_in_chunks(fused_file, noise):
+    """Noise between convolutions is the same in all chunks."""
     _, plain = fused_file(Config(None, blocks(64, "all all all", noisy=True), 0, 64, 16, timestep=0.05, noise=0.025))
     assert plain.model.config.decoder_blocks[0].noisy
     z = noise(1, 16, 4, 2, 3)
@@ -403,7 +405,8 @@ def test_the_commands_take_its_files(build, tmp_path, noise, kind, monkeypatch, 
     assert "fused kernels" in capsys.readouterr().out
 
 
-def test_latents_change_units_by_the_names_that_upsamplers_call():
+def test_units():
+    """Latents change units by the names that upsamplers call."""
     found = Statistics(2).requires_grad_(False)
     getattr(found, MEAN).copy_(torch.tensor([1.0, -2.0]))
     getattr(found, DEVIATION).copy_(torch.tensor([2.0, 0.5]))

@@ -72,7 +72,7 @@ def test_encodes_are_the_originals(golden, name):
 
 
 @pytest.mark.parametrize(("name", "layers"), [("narrow", 1), ("deep", 3)])
-def test_int8_files_of_few_layers_decode_as_the_originals(shared, name, layers):
+def test_int8_file(shared, name, layers):
     """As ComfyUI dequantises them: to fp16, then computed in fp32."""
     folder = shared / "golden" / "minimax_h3_int8"
     vae = load(folder / f"{name}.weights.safetensors", device="cpu")
@@ -148,7 +148,8 @@ def test_published_widths_and_names():
     assert by_file("minimax_h3_audio_vae.safetensors") is None and by_file("taeminimax_h3.safetensors") is None
 
 
-def test_random_weights_are_drawn_as_the_recorded_ones(shared):
+def test_random_weights(shared):
+    """Random weights are drawn as the recorded ones."""
     recorded = load_file(shared / "golden" / "minimax_h3" / "minimax_h3.weights.safetensors")
     config = ARCHITECTURE.config_of({k: tuple(v.shape) for k, v in recorded.items()}, {})
     drawn = random_checkpoint(config, 5001, ARCHITECTURE).tensors

@@ -42,7 +42,7 @@ def vae(request, make):
     return vae
 
 
-def test_every_batch_and_placement_has_the_same_bits(vae, z, monkeypatch):
+def test_equal_bits(vae, z, monkeypatch):
     """Tiles at a time, and layers on the device or streamed."""
     frames, plain = vae.decode(z), vae.planner.plan
     assert frames.isfinite().all() and frames.std() > 0.02
@@ -58,7 +58,8 @@ def test_every_batch_and_placement_has_the_same_bits(vae, z, monkeypatch):
     assert torch.equal(torch.cat(list(vae.stream(z)), 1), frames)
 
 
-def test_one_picture_is_the_same_alone_and_among_others(vae):
+def test_one_picture(vae):
+    """One picture is the same alone and among others."""
     for size in ((6, 7), (20, 24)):
         z = torch.randn(5, 24, 1, *size, generator=torch.Generator().manual_seed(2))
         together = vae.decode(z)
@@ -97,7 +98,8 @@ def test_decodes_stay_within_plans(vae, z, share):
     assert torch.cuda.max_memory_allocated() <= plan.peak_bytes
 
 
-def test_an_encode_makes_room_where_the_decoders_weights_are(make, z):
+def test_room_for_encode(make, z):
+    """An encode makes room where the decoders weights are."""
     vae = make("fp16")
     frames = vae.decode(z[:, :, :2])
     assert vae.packed_bytes
@@ -170,7 +172,8 @@ def test_encodes_have_the_same_bits_in_every_step(make, monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["fp8", "int8"])
-def test_encodes_in_8_bit_have_the_same_bits_in_every_step(make, monkeypatch, precision):
+def test_equal_bits_encode(make, monkeypatch, precision):
+    """Encodes in 8 bit have the same bits in every step."""
     vae = make(precision)
     if vae.precision != precision:
         pytest.skip(vae.unused().get(precision, "not here"))

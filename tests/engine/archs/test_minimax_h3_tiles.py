@@ -85,7 +85,7 @@ def test_batches_change_no_bit(make, noise, with_plans, precision):
         assert torch.equal(vae.decode(z), frames), tiles
 
 
-def test_weights_on_the_device_stay_from_call_to_call(make, noise):
+def test_resident_weights(make, noise):
     """They are not what plain torch has no room for: its plan counts them, and the encoder's those of the decoder."""
     vae, z = make(), noise(1, 24, 1, 3, 3)
     alone = vae.plan_encode(1, 3, 3)
@@ -96,7 +96,7 @@ def test_weights_on_the_device_stay_from_call_to_call(make, noise):
     assert vae._tiled._tokens is kept
 
 
-def test_groups_of_small_tiles_change_little_and_are_alike(make, noise, monkeypatch):
+def test_groups(make, noise, monkeypatch):
     """A group of tiles is padded to one size: no tile knows how many there are."""
     vae, z = make(), noise(9, 24, 7, 4, 4)
     network = TokenNetwork(vae.model.decoder, torch.float32, CPU)
@@ -114,7 +114,8 @@ def test_groups_of_small_tiles_change_little_and_are_alike(make, noise, monkeypa
         assert all(torch.equal(a, b) for a, b in zip(decoded(z[:count]), together, strict=False))
 
 
-def test_parts_streams_and_devices_are_those_of_one(make, noise):
+def test_parts_and_streams(make, noise):
+    """Parts streams and devices are those of one."""
     vae, z = make(), noise(1, 24, 13, 3, 5)
     whole = vae.decode(z)
     assert whole.shape[1] == 43
@@ -128,7 +129,8 @@ def test_parts_streams_and_devices_are_those_of_one(make, noise):
     assert torch.equal(vae.decode(z, output="uint8").float(), (whole * 255).round())
 
 
-def test_encodes_in_streams_and_on_devices_are_those_of_one(make, noise):
+def test_encode_streams(make, noise):
+    """Encodes in streams and on devices are those of one."""
     vae, video = make(), noise(1, 39, 32, 80, 3).sigmoid()
     whole = vae.encode(video)
     assert whole.shape == (1, 24, 12, 2, 5)
@@ -140,7 +142,8 @@ def test_encodes_in_streams_and_on_devices_are_those_of_one(make, noise):
     assert torch.equal(torch.cat(list(vae.encode_stream(iter(video[0, :1]))), 2), one) and one.shape[2] == 1
 
 
-def test_an_attempt_goes_on_where_one_before_ran_out_of_memory(make, noise, monkeypatch):
+def test_second_attempt(make, noise, monkeypatch):
+    """An attempt goes on where one before ran out of memory."""
     vae, z = make(), noise(1, 24, 13, 3, 5)
     whole, plain, calls, failures = vae.decode(z), own_clip._Canvas.add, Counter(), ["once"]
 
@@ -185,7 +188,7 @@ def test_8_bit_products_are_near(make, noise, kind, least):
 
 
 @pytest.mark.parametrize("kind, least", [("fp8", 17), ("int8", 25)])
-def test_encodes_in_8_bit_measure_ranges_in_its_own_units(seed_model, noise, kind, least):
+def test_encode_ranges(seed_model, noise, kind, least):
     """The first clips are measured, as by other encoders; nothing is measured of the decoder."""
     model = ARCHITECTURE.build(Config((32,) * 6, 64, 1, 64, norm_groups=8)).requires_grad_(False)
     seed_model(model, 6)
@@ -209,7 +212,8 @@ def test_a_floor_leaves_8_bit_out(make, noise):
     assert "min_db=40 is not measured" in vae.unused()["fp8"]
 
 
-def test_values_out_of_range_go_on_in_a_wider_type(make, noise):
+def test_wider_type(make, noise):
+    """Values out of range go on in a wider type."""
     vae, z = make("fp16"), noise(1, 24, 2, 2, 2)
     assert vae.decode(1e6 * z).isfinite().all()
     assert vae.last_report.events["nan_reruns"] == 1 and vae.last_report.precision == "fp16, then bf16"
@@ -308,7 +312,8 @@ def test_its_files_are_not_calibrated(make):
         next(calibrate(vae, "a clip", torch.zeros(1, 32, 32, 3), None, False, lambda: None))
 
 
-def test_plans_of_the_fused_encoder_are_what_it_takes(make):
+def test_encoder_plans(make):
+    """Plans of the fused encoder are what it takes."""
     vae = make()
     network = fuse(vae.model.encoder, torch.float32)
     run = network.tile_run(17, 32, 48, 4, CPU)
@@ -346,7 +351,8 @@ def test_profiles_of_encodes_are_those_of_tiles(make, noise):
     assert [s["name"] for s in found.stages()] == ["1x", "2x", "4x", "8x", "16x", BETWEEN]
 
 
-def test_profiles_are_of_frames_that_latents_decode_to(weights, tmp_path, capsys):
+def test_profile(weights, tmp_path, capsys):
+    """Profiles are of frames that latents decode to."""
     save_file(weights, tmp_path / "small.safetensors", {"norm_num_groups": "8"})
     common = ["profile", "decode", "--weights", str(tmp_path / "small.safetensors"), "--device", "cpu"]
     common += ["--size", "32x32", "--runs", "1"]

@@ -26,7 +26,8 @@ def small_files():
 
 
 @pytest.mark.parametrize("family", SMALL)
-def test_one_name_too_many_makes_no_file_another_familys(small_files, family):
+def test_extra_name(small_files, family):
+    """One name too many makes no file another familys."""
     names = set(small_files[family].tensors)
     assert find_key_set(names).name == family
     assert {find_key_set({*names, extra}).name for extra in EVERY} == {family}
@@ -105,7 +106,8 @@ def test_hunyuanvideo_under_diffusers_names(tmp_path, shared):
                        load(Checkpoint(weights), device="cpu").decode_raw(recorded[f"{case}.latent"]))  # fmt: skip
 
 
-def test_wan_under_diffusers_names_with_more_tensors(tmp_path, small_files):
+def test_wan_diffusers(tmp_path, small_files):
+    """Wan under diffusers names with more tensors."""
     from ..checkpoints.test_shapes import wan_to_diffusers
 
     whole = small_files["wan2.1"].tensors
@@ -129,7 +131,8 @@ def test_wan_under_diffusers_names_with_more_tensors(tmp_path, small_files):
         (lambda t: {**t, "decoder.up.3.attn.0.q.weight": torch.zeros(16, 16, 1, 1)}, "attention of their own"),
     ],
 )  # fmt: skip
-def test_networks_under_the_same_names_that_compute_something_else(small_files, change, says):
+def test_same_names(small_files, change, says):
+    """Networks under the same names that compute something else."""
     whole = small_files["flux"]
     with pytest.raises(CheckpointError, match=says):
         loaded(change(whole.tensors), whole.metadata)

@@ -42,7 +42,7 @@ def latents():
     return lambda name, channels, size: torch.randn(1, channels, *size, generator=torch.Generator().manual_seed(1))
 
 
-def test_every_chunking_and_placement_has_the_same_bits(pair, monkeypatch):
+def test_equal_bits(pair, monkeypatch):
     """The end of a clip, whose frames come late, included; and more calls, where graphs replay them."""
     vae, z = pair
     assert vae.fused() is not None and vae.planner.walk.why_not("decoder") is None
@@ -68,7 +68,8 @@ def test_plans_are_kept(pair):
     assert torch.cuda.max_memory_allocated() <= plan.peak_bytes
 
 
-def test_encodes_have_the_same_bits_in_every_chunking(pair):
+def test_equal_bits_encode(pair):
+    """Encodes have the same bits in every chunking."""
     vae, _ = pair
     if not vae.can_encode or vae.planner.walk.why_not("encoder"):
         pytest.skip("its encoder runs as plain torch, or its file here has none")

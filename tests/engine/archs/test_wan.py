@@ -232,7 +232,7 @@ def test_other_colours_are_read_from_shapes(colourful, noise, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["result_gb"] * 2**30 == 5 * 64 * 64 * gives * 4
 
 
-def test_the_command_line_keeps_alpha_for_encoders_that_take_it(colourful, tmp_path):
+def test_alpha_command(colourful, tmp_path):
     """A picture's own, or a full one; an encoder of three colours gets three."""
     (takes, _), model = colourful
     save_file(model.state_dict(), tmp_path / "w.safetensors")
@@ -246,7 +246,7 @@ def test_the_command_line_keeps_alpha_for_encoders_that_take_it(colourful, tmp_p
         assert torch.equal(load_file(latent)["latent"], vae.encode(expected[None]))
 
 
-def test_decodes_with_transparency_are_the_originals(shared, monkeypatch):
+def test_alpha_decode(shared, monkeypatch):
     """Ming-Image's and Qwen-Image-Layered's, whose layers are a batch."""
     folder = shared / "golden" / "wan_rgba"
     vae = load(folder / "wan_rgba.weights.safetensors", device="cpu")
@@ -264,7 +264,8 @@ def test_decodes_with_transparency_are_the_originals(shared, monkeypatch):
     "ming_image_vae_bf16", "qwen_image_vae", "qwen_image_layered_vae", "marigold_v2_depth_log_stage2_vae",
     "marigold_v2_normals_vae", "wan_alpha_2.1_vae_rgb_channel", "wan_alpha_2.1_vae_alpha_channel",
 ])  # fmt: skip
-def test_files_of_the_same_layout_are_known_by_their_names(file):
+def test_names(file):
+    """Files of the same layout are known by their names."""
     assert by_file(f"{file}.safetensors") is WAN21
 
 

@@ -51,7 +51,8 @@ PLACEMENTS = [
 ]  # fmt: skip
 
 
-def test_every_chunking_and_placement_has_the_same_bits(pair, noise, monkeypatch):
+def test_equal_bits(pair, noise, monkeypatch):
+    """Every chunking and placement has the same bits."""
     _, vae = pair
     z = noise(1, vae.latent_channels, 3, 21, 13)
     video = (noise(9, 21 * vae.spatial + 5, 13 * vae.spatial + 3, 3) * 50 + 128).clamp(0, 255).byte()

@@ -22,7 +22,8 @@ def contents(monkeypatch):
     return held
 
 
-def test_who_launches_and_what_is_launched_is_an_identity(contents):
+def test_identity(contents):
+    """The launcher and its kernels are an identity."""
     card = prebuilt("a GPU", 90, "A")
     assert card.identity == "A a1" and prebuilt("a GPU", 86, "A").identity == card.identity
     contents["A"] = "a2"
@@ -31,7 +32,7 @@ def test_who_launches_and_what_is_launched_is_an_identity(contents):
     assert found == ["triton 3.6", "triton 3.7"] and without_kernels("a GPU", 90, ["no"]).identity == "plain"
 
 
-def test_gpus_of_one_name_with_other_kernels_are_of_another_kind(contents, monkeypatch):
+def test_other_kernels(contents, monkeypatch):
     """As where a set has failed on one of them."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     plain = without_kernels("a GPU", 90, ["no"])
@@ -45,7 +46,8 @@ def test_gpus_of_one_name_with_other_kernels_are_of_another_kind(contents, monke
     assert devices.kind_of(FIRST) == devices.kind_of(SECOND) == "a GPU"  # equally fast
 
 
-def test_what_runs_counts_and_not_what_was_asked_for(contents, vae_file):
+def test_kernels_that_run(contents, vae_file):
+    """The kernels that run count, not those asked for."""
     vae = load(vae_file, device="cpu")
     asked = vae.with_options(replace(vae.options, kernels="C"))
     assert of_bits(vae) == of_bits(asked)

@@ -48,7 +48,7 @@ def test_segments_have_the_bits_of_one(vae, noise, early):
 
 
 @pytest.mark.parametrize("vae", MODELS[:1], indirect=True, ids="-".join)
-def test_what_one_device_cannot_make_the_other_does(vae, noise, early, monkeypatch):
+def test_failing_device(vae, noise, early, monkeypatch):
     """It runs out of memory behind its first frames, really: the first GPU has the bits."""
     z, made = noise(1, 16, 9, 21, 13), call.decode
     whole, taken = vae.decode(z, chunk=1), []

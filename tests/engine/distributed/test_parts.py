@@ -6,7 +6,8 @@ from zerowaste_vae.engine.request import Request
 
 
 @pytest.mark.parametrize("fused", [True])
-def test_they_are_longer_where_nothing_else_changes(small):
+def test_length(small):
+    """Parts are longer if nothing else changes."""
     def asked(half="decoder", **options):
         return behind_a_lead(small, half, (24, 90, 160), Request(**options), print)
 

@@ -39,7 +39,7 @@ def test_frames_are_those_of_one(small, noise, early, count, monkeypatch):
 
 
 @pytest.mark.parametrize("fused", [True])
-def test_steps_outlast_the_turns_of_threads_that_launch(small, noise, early, monkeypatch):
+def test_steps(small, noise, early, monkeypatch):
     """Steps are longer if there is room for them; plans of one device are unchanged."""
     asked, steps = [], FusedWalk.frames_per_step
     monkeypatch.setattr(FusedWalk, "frames_per_step", lambda *a: asked.append(a[0].launched) or steps(*a))
@@ -80,7 +80,8 @@ def test_in_8_bit_all_follow_the_first(make_vae_file, noise, early, tmp_path, mo
 
 @pytest.mark.parametrize("error", [PlanError("out of memory in the smallest steps"), RuntimeError("CUDA error: lost")])
 @pytest.mark.parametrize("after", [0, 3])
-def test_the_part_of_one_that_fails_goes_to_the_others(small, noise, early, monkeypatch, error, after, caplog):
+def test_failing_device(small, noise, early, monkeypatch, error, after, caplog):
+    """The part of one that fails goes to the others."""
     z = noise(1, 16, 7, 2, 2)
     whole = small.decode(z, chunk=1)
     failing = Failing(small, error, after)
@@ -92,7 +93,8 @@ def test_the_part_of_one_that_fails_goes_to_the_others(small, noise, early, monk
     assert "the rest of its part goes to cpu" in caplog.text
 
 
-def test_errors_that_are_no_devices_are_raised_at_once(small, noise, early, monkeypatch):
+def test_other_errors(small, noise, early, monkeypatch):
+    """Errors that are no devices are raised at once."""
     monkeypatch.setattr(call, "decode", Failing(small, InputError("not so")))
     with pytest.raises(InputError, match="not so"):
         small.decode(noise(1, 16, 7, 2, 2), chunk=1, devices=TWO)
@@ -154,7 +156,8 @@ def test_tiles_are_those_of_the_first(small, noise, early, monkeypatch, exact_su
     assert torch.equal(small.decode(z, chunk=1, devices=TWO), tiled)
 
 
-def test_who_has_no_room_for_whole_frames_makes_none(small, noise, early, monkeypatch, caplog):
+def test_no_room(small, noise, early, monkeypatch, caplog):
+    """A device without room for whole frames makes none."""
     z = noise(1, 16, 7, 4, 5)
     whole = small.decode(z, chunk=1)
     other_memory(monkeypatch, small, (0, 16))

@@ -43,7 +43,8 @@ def stopped(monkeypatch):
 
 
 @pytest.mark.parametrize("count, fused", [(2, True), (3, False)])
-def test_a_stream_is_in_order_while_later_segments_are_made(small, noise, early, rounds, count):
+def test_order(small, noise, early, rounds, count):
+    """A stream is in order while later segments are made."""
     z = noise(1, 16, 12, 2, 3)
     whole, frame = small.decode(z, chunk=1), 16 * 24 * 3 * 4
     rounds(2 * (2 * count - 1) / 3, frame)
@@ -58,7 +59,7 @@ def test_a_stream_is_in_order_while_later_segments_are_made(small, noise, early,
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_what_waits_is_bounded_when_nobody_takes_it(small, noise, early, rounds, stopped, monkeypatch, late):
+def test_bounded_queue(small, noise, early, rounds, stopped, monkeypatch, late):
     """Nor does a part whose last results are being taken make room for another one."""
     z, read = noise(1, 16, 16, 1, 2), Spread._read
     rounds(2, 8 * 16 * 3 * 4)
@@ -88,7 +89,7 @@ def test_a_stream_goes_on_where_one_fails(small, noise, early, rounds, monkeypat
 
 
 @pytest.mark.parametrize("room", [1, 2])
-def test_what_one_device_makes_alone_does_not_wait(small, noise, rounds, stopped, room):
+def test_one_device(small, noise, rounds, stopped, room):
     """Leads would take longer than is saved, or there is no room for rounds."""
     z = noise(1, 16, 40, 2, 2)
     rounds(room, 16 * 16 * 3 * 4)
@@ -99,7 +100,8 @@ def test_what_one_device_makes_alone_does_not_wait(small, noise, rounds, stopped
 
 
 @pytest.mark.parametrize("room", [3, 6, 10])
-def test_chunks_are_not_more_than_there_is_room_for(small, noise, early, rounds, stopped, room):
+def test_room(small, noise, early, rounds, stopped, room):
+    """Chunks are not more than there is room for."""
     rounds(room, 16 * 16 * 3 * 4)
     stream = small.stream(noise(1, 16, 60, 2, 2), chunk=5, devices=TWO)
     next(stream)
@@ -117,7 +119,7 @@ def test_streams_that_overlap_leave_nothing(small, noise, early):
     assert small.on_pressure is own
 
 
-def test_a_decode_beside_a_stream_asks_for_memory_itself(small, noise, early, rounds, monkeypatch):
+def test_decode_during_stream(small, noise, early, rounds, monkeypatch):
     """The stream's own devices ask by way of this thread, which would wait for itself."""
     asked, made, failed, z = [], call.clip.decode, [], noise(1, 16, 12, 2, 2)
     small.on_pressure = lambda: asked.append(threading.current_thread())
@@ -138,7 +140,8 @@ def test_a_decode_beside_a_stream_asks_for_memory_itself(small, noise, early, ro
     assert asked == [threading.main_thread()]
 
 
-def test_devices_of_a_stream_ask_by_way_of_the_caller(small, noise, early, rounds, monkeypatch):
+def test_callbacks(small, noise, early, rounds, monkeypatch):
+    """Devices of a stream ask by way of the caller."""
     asked, made, failed, z = [], call.clip.decode, [], noise(1, 16, 12, 2, 2)
     small.on_pressure = lambda: asked.append(threading.current_thread())
     rounds(2, 16 * 16 * 3 * 4)
@@ -198,7 +201,7 @@ def test_frames_that_come_one_by_one_are_shared(small, noise, early, rounds):
         small.encode_stream(iter(video), devices=TWO)
 
 
-def test_frames_of_what_one_device_makes_alone_are_not_held(small, noise):
+def test_one_device_memory(small, noise):
     """Leads would take longer than is saved."""
     video, read = noise(33, 16, 16, 3).sigmoid(), []
     stream = small.encode_stream((read.append(0) or f for f in video), chunk=1, count=33, devices=TWO)
@@ -207,7 +210,8 @@ def test_frames_of_what_one_device_makes_alone_are_not_held(small, noise):
     assert torch.equal(torch.cat([first, *stream], 2), small.encode(video, chunk=1))
 
 
-def test_a_stream_of_frames_goes_on_where_one_fails(small, noise, early, rounds, monkeypatch):
+def test_failing_device(small, noise, early, rounds, monkeypatch):
+    """A stream of frames goes on where one fails."""
     video, made = noise(61, 16, 16, 3).sigmoid(), call.encode
     whole = small.encode(video, chunk=1)
 

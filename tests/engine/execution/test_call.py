@@ -74,7 +74,8 @@ def test_fp8_is_announced_where_fp8_operands_run(wide_file, noise, said, on_gpu)
         assert said(FUSION)
 
 
-def test_fp8_is_not_announced_for_int8_nor_where_a_floor_leaves_nothing(wide_file, noise, said, on_gpu):
+def test_fp8_line(wide_file, noise, said, on_gpu):
+    """Fp8 is not announced for int8 nor where a floor leaves nothing."""
     for vae in (settled(wide_file, noise, "int8"), settled(wide_file, noise, "fp8", min_db=200.0)):
         said.forget()
         on_gpu(vae, 120)
@@ -82,7 +83,8 @@ def test_fp8_is_not_announced_for_int8_nor_where_a_floor_leaves_nothing(wide_fil
         assert said(FUSION)
 
 
-def test_plain_runs_announce_no_kernels_and_no_layout_they_lack(vae_file, noise, said):
+def test_plain_lines(vae_file, noise, said):
+    """Plain runs announce no kernels and no layout they lack."""
     vae = load(vae_file, device="cpu")
     z = noise(1, 16, 1, 2, 2)
     vae.decode(z)
@@ -124,7 +126,8 @@ def test_what_auto_gives_up_is_in_log_and_report(said, make_vae_file, noise):
         vae.decode(z, vram_gb=small, tiling="untiled")
 
 
-def test_a_default_target_is_raised_to_what_is_free(said, make_vae_file, noise, monkeypatch):
+def test_raised_target(said, make_vae_file, noise, monkeypatch):
+    """A default target is raised to what is free."""
     vae = load(make_vae_file(), device="cpu")
     least = vae.planner.plan("decoder", (1, 4, 4), Request(chunk=1)).peak_bytes
     monkeypatch.setattr(Machine, "limits", lambda *_: Limits(least - 1, 2 * least))
@@ -134,7 +137,7 @@ def test_a_default_target_is_raised_to_what_is_free(said, make_vae_file, noise, 
     assert "is raised to the" in vae.last_report.plan
 
 
-def test_a_leaner_plan_has_tiles_only_where_nothing_else_is_left(make_vae_file):
+def test_leaner_plan(make_vae_file):
     """In the middle of a clip, too: whole frames need not start over."""
     vae = load(make_vae_file(), device="cpu")
     whole, tiled = (vae.planner.plan("decoder", (2, 8, 8), Request(t, 32, 8)) for t in ("auto", "blended"))
@@ -143,7 +146,7 @@ def test_a_leaner_plan_has_tiles_only_where_nothing_else_is_left(make_vae_file):
     assert attempts._leaner(vae, "decoder", Request(), lambda *_: tiled, whole) is tiled
 
 
-def test_the_plan_that_is_told_is_the_one_that_runs(vae_file, noise, monkeypatch):
+def test_plan_callback(vae_file, noise, monkeypatch):
     """Made once, after what the clip settles, and told again only where another takes over."""
     vae = load(vae_file, device="cpu")
     made, told = [], []
@@ -158,7 +161,7 @@ def test_the_plan_that_is_told_is_the_one_that_runs(vae_file, noise, monkeypatch
     assert vae.last_report.plan == told[1].describe()
 
 
-def test_a_plan_made_for_a_call_runs_as_long_as_it_fits(make_vae_file, noise, monkeypatch):
+def test_given_plan(make_vae_file, noise, monkeypatch):
     """As a host has it that makes room for a plan: nothing is planned a second time."""
     vae, z, video = load(make_vae_file(), device="cpu"), noise(1, 16, 2, 4, 4), noise(5, 36, 36, 3).sigmoid()
     made, plan = [], vae.planner.plan
@@ -175,7 +178,8 @@ def test_a_plan_made_for_a_call_runs_as_long_as_it_fits(make_vae_file, noise, mo
         made.clear()
 
 
-def test_a_plan_made_for_other_operands_is_made_anew(make_vae_file, noise, monkeypatch):
+def test_plan_of_other_operands(make_vae_file, noise, monkeypatch):
+    """A plan made for other operands is made anew."""
     vae, told = load(make_vae_file(), device="cpu"), []
     ready = vae.plan_decode(2, 2, 2)
     monkeypatch.setattr(vae, "_settle", lambda *_: True)
@@ -183,7 +187,8 @@ def test_a_plan_made_for_other_operands_is_made_anew(make_vae_file, noise, monke
     assert told == [ready] and told[0] is not ready
 
 
-def test_a_raised_plan_keeps_to_what_is_free_and_a_parked_one_to_the_hosts_memory():
+def test_raised_plan():
+    """A raised plan keeps to what is free and a parked one to the hosts memory."""
     raised = Plan(Steps(1, 1), None, 10, raised=12)
     assert Limits(5, 11).hold(raised) and not Limits(5, 9).hold(raised)
     parked = Plan(Steps(1, 1), None, 10, host_bytes=7)
@@ -191,7 +196,7 @@ def test_a_raised_plan_keeps_to_what_is_free_and_a_parked_one_to_the_hosts_memor
     assert Limits(None, host=None).hold(parked) and not Limits(9, host=None).hold(parked)
 
 
-def test_the_other_halfs_packed_weights_are_stated(wide_file, noise, monkeypatch):
+def test_other_component(wide_file, noise, monkeypatch):
     """They stay where they are: an encode's peak is reached with the decoder's beside it. What is planned is the same,
     and a plan that was made before they were there still fits."""
     monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
@@ -210,7 +215,7 @@ def test_the_other_halfs_packed_weights_are_stated(wide_file, noise, monkeypatch
     assert leaner.peak_bytes < after.peak_bytes
 
 
-def test_plain_torch_runs_without_its_packed_weights(wide_file, noise, monkeypatch):
+def test_plain_weights(wide_file, noise, monkeypatch):
     """Its plan has no room for them."""
     monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     vae, z = load(wide_file, device="cpu", precision="fp16"), noise(1, 16, 2, 4, 4)

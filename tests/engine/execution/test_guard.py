@@ -90,7 +90,8 @@ def test_tiles_are_added_once(make_vae, noise, monkeypatch, fused):
         assert vae.last_report.events["oom_step_downs"] >= 1
 
 
-def test_an_operator_that_finds_no_memory_is_tried_again(make_vae, noise, monkeypatch):
+def test_operator_retry(make_vae, noise, monkeypatch):
+    """An operator that finds no memory is tried again."""
     vae, z = make_vae(), noise(*SIZE)
     expected = vae.decode(z, chunk=1)
     asked = []
@@ -105,7 +106,7 @@ def test_an_operator_that_finds_no_memory_is_tried_again(make_vae, noise, monkey
         asked.clear()
 
 
-def test_short_of_memory_between_two_chunks_the_clip_is_handed_over(make_vae, noise, monkeypatch):
+def test_handover(make_vae, noise, monkeypatch):
     """The histories go on into a leaner plan, here one that parks them: no chunk is run twice."""
     monkeypatch.setattr(Machine, "host", lambda *_: 1 << 30)
     vae, z = make_vae(), noise(2, 16, 4, 2, 3)
@@ -142,7 +143,7 @@ def test_an_upload_that_fails_hands_over_as_well(make_vae, noise, monkeypatch, r
 
 
 @pytest.mark.parametrize("nth", [1, 2, 5])
-def test_memory_that_ends_while_a_clip_is_taken_over_leaves_no_half_of_it(make_vae, noise, monkeypatch, nth):
+def test_failed_handover(make_vae, noise, monkeypatch, nth):
     """Histories that are missing then would count as what lies before a clip."""
     monkeypatch.setattr(Machine, "host", lambda *_: 1 << 30)
     vae, z, calls = make_vae(), noise(1, 16, 4, 2, 3), []
@@ -180,7 +181,8 @@ def test_histories_of_no_use_are_not_held(make_vae, noise, monkeypatch):
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("chunk", [0, 1, 2])
-def test_in_the_middle_of_a_chunk_the_clip_is_replayed(make_vae, noise, monkeypatch, fused, chunk):
+def test_replay(make_vae, noise, monkeypatch, fused, chunk):
+    """In the middle of a chunk the clip is replayed."""
     vae, z = make_vae(fused=fused), noise(2, 16, 3, 2, 3)
     # The leanest plan there is: it is tried again as it is, and so gives the same bits.
     gib = leanest(vae, z, chunk=1).peak_bytes / 2**30

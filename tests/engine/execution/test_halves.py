@@ -53,7 +53,8 @@ def apart(file, monkeypatch):
     return load(file, "fp32", device="cpu")
 
 
-def test_weights_wait_where_nobody_else_moves_them(on_gpu):
+def test_waiting_weights(on_gpu):
+    """Weights wait where nobody else moves them."""
     vae = on_gpu()
     assert vae.device == GPU and vae.home == CPU
     assert all(p.device == CPU for p in vae.model.parameters())
@@ -98,7 +99,8 @@ def test_targets_are_met_with_what_is_counted(on_gpu):
     assert leaner.peak_bytes <= least and leaner.steps.frames < fused.planner.plan("decoder", SIZE).steps.frames
 
 
-def test_a_transformers_plans_count_what_it_has_besides_its_layers():
+def test_transformer_plans():
+    """A transformers plans count what it has besides its layers."""
     config = minimax_h3.ARCHITECTURE.published.config
     planners = [
         make.make_planner(
@@ -126,7 +128,8 @@ def test_several_devices_share_waiting_weights(on_gpu):
     vae.release()
 
 
-def test_plain_torch_runs_a_copy_until_the_half_runs_fused(apart, noise):
+def test_plain_copy(apart, noise):
+    """Plain torch runs a copy until the half runs fused."""
     vae, z, video = apart, noise(1, 16, 2, 3, 4), noise(5, 24, 32, 3).sigmoid()
     plain = vae.with_options(DEFAULTS.switched(off=["triton_fusion"]))
     own = sum(p.nbytes for p in vae.model.decoder.parameters())
@@ -148,7 +151,8 @@ def test_plain_torch_runs_a_copy_until_the_half_runs_fused(apart, noise):
     assert vae.packed_bytes == vae._fused.packed_bytes("decoder") + vae._fused.packed_bytes("encoder")
 
 
-def test_a_call_in_another_thread_has_a_copy_of_its_own(apart, noise):
+def test_copy_by_thread(apart, noise):
+    """A call in another thread has a copy of its own."""
     vae, z, found = apart.with_options(DEFAULTS.switched(off=["triton_fusion"])), noise(1, 16, 2, 3, 4), []
     frames = vae.decode(z)
     kept = vae._plain.there("decoder", CPU)
@@ -163,7 +167,8 @@ def test_a_call_in_another_thread_has_a_copy_of_its_own(apart, noise):
     assert vae._plain.there("decoder", CPU) is kept
 
 
-def test_convolutions_of_a_copy_have_the_layout_that_options_ask_for(apart):
+def test_layout(apart):
+    """Convolutions of a copy have the layout that options ask for."""
     last = DEFAULTS.switched(on=["channels_last_3d"], off=["triton_fusion"])
     vae, layout = apart.with_options(last), torch.channels_last_3d
     weight = vae._plain.there("decoder", CPU).conv_in.weight
@@ -171,7 +176,8 @@ def test_convolutions_of_a_copy_have_the_layout_that_options_ask_for(apart):
     assert apart.model.decoder.conv_in.weight.is_contiguous()
 
 
-def test_a_copy_that_finds_no_memory_leaves_nothing(apart, noise, monkeypatch):
+def test_failed_copy(apart, noise, monkeypatch):
+    """A copy that finds no memory leaves nothing."""
     def full(device, *parts):
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -36,7 +36,8 @@ def frames_of(shape):
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp8"])
-def test_after_fused_runs_packed_weights_alone_are_there(full_width, noise, precision):
+def test_packed_weights_alone(full_width, noise, precision):
+    """After fused runs packed weights alone are there."""
     before = allocated()
     vae = load(full_width, precision, "cuda")
     assert allocated() == before and not any(p.is_cuda for p in vae.model.parameters())
@@ -52,7 +53,7 @@ def test_after_fused_runs_packed_weights_alone_are_there(full_width, noise, prec
     assert not any(p.is_cuda for p in vae.model.parameters())
 
 
-def test_every_order_of_runs_gives_the_bits_of_weights_that_are_there(full_width, noise):
+def test_equal_bits(full_width, noise):
     """Encode, decode, plain torch, the raw pair, and fused again; plain halves stay until they run fused."""
     vae = load(full_width, "fp16", "cuda")
     there = load(full_width, "fp16", "cuda", weights_on=torch.device("cuda"))

@@ -150,7 +150,7 @@ def test_nothing_is_kept_of_patched_weights(files, make, cache, noise, precision
 
 
 @pytest.mark.parametrize("precision", ["fp8", "int8"])
-def test_packed_weights_are_not_filed_under_what_others_hold(files, make, cache, noise, precision):
+def test_changed_before_packing(files, make, cache, noise, precision):
     """A change that neither torch nor the host reports, between the digest and the packing, is noticed."""
     vae = make(files[0], precision)
     assert vae.store.digest
@@ -194,7 +194,7 @@ def test_ranks_compare_the_weights_as_they_are(files, make):
     assert of_network(vae) == of_network(other)
 
 
-def test_all_that_is_computed_with_counts_for_what_is_kept(files):
+def test_identity(files):
     """Other groups of norms are another network, with the same weights."""
     four, eight = (load(files[0], "int8", "cpu", norm_groups=groups) for groups in (4, 8))
     assert four.store.digest != eight.store.digest

@@ -55,7 +55,8 @@ def test_a_window_is_what_results_depend_on(model, noise):
     assert [model.encoder.program.window(n, n + 1, T)[0] for n in (first - 1, first)] == [1, 2]
 
 
-def test_windows_of_clips_that_are_shorter_than_the_field(model):
+def test_short_clips(model):
+    """Windows of clips that are shorter than the field."""
     program = model.decoder.program
     assert program.window(0, 1, T) == (0, 1)
     assert program.window(7, 9, T) == (0, 3)
@@ -63,7 +64,8 @@ def test_windows_of_clips_that_are_shorter_than_the_field(model):
     assert model.encoder.program.window(2, 5, T) == (0, 5)
 
 
-def test_a_part_of_a_decode_has_the_bits_of_the_whole(vae, noise):
+def test_part_of_decode(vae, noise):
+    """A part of a decode has the bits of the whole."""
     z = noise(1, vae.latent_channels, T, 1, 1)
     whole = vae.decode(z, chunk=1)
     last = whole.shape[1]
@@ -77,7 +79,8 @@ def test_a_part_of_a_decode_has_the_bits_of_the_whole(vae, noise):
         assert vae.last_report.clip[1] == part.shape[1]
 
 
-def test_a_part_of_an_encode_has_the_bits_of_the_whole(vae, noise):
+def test_part_of_encode(vae, noise):
+    """A part of an encode has the bits of the whole."""
     count, size = 4 * T - 3, vae.spatial
     video = noise(1, count, size, 2 * size, 3).sigmoid()
     whole = vae.encode(video, chunk=1)
@@ -90,7 +93,8 @@ def test_a_part_of_an_encode_has_the_bits_of_the_whole(vae, noise):
 
 
 @pytest.mark.parametrize(("model", "vae"), [("seedvr2", False), ("wan2.1", True)], indirect=True, ids=str)
-def test_a_part_in_tiles_has_the_bits_of_the_whole(vae, noise):
+def test_part_in_tiles(vae, noise):
+    """A part in tiles has the bits of the whole."""
     z = noise(1, vae.latent_channels, T, 2, 3)
     options = {"tiling": "blended", "tile": 2 * vae.spatial, "overlap": vae.spatial, "chunk": 1}
     whole = vae.decode(z, **options)

@@ -93,7 +93,7 @@ def test_nothing_lands_after_an_error(gpu):
     assert all(count == 0 for _, _, count, _ in landed)
 
 
-def test_regions_behind_one_that_is_not_finite_finish_nothing(gpu, monkeypatch):
+def test_not_finite(gpu, monkeypatch):
     """They are under way when it is found, and the last one would say that all of their frames are there."""
     out, found, guard = torch.zeros(1, 3, 8, 8, 3), threading.Event(), Guard(Ticker(None, None), CPU, Counter())
     monkeypatch.setattr(Event, "synchronize", lambda _: found.wait(20))

@@ -22,7 +22,8 @@ def dry(monkeypatch):
     return made
 
 
-def test_a_call_that_comes_again_is_not_planned_anew(make_vae, noise, dry):
+def test_same_call(make_vae, noise, dry):
+    """A call that comes again is not planned anew."""
     vae = make_vae()
     vae.release()
     z, video = noise(2, 16, 3, 2, 3), noise(5, 16, 24, 3).sigmoid()
@@ -44,7 +45,8 @@ def test_a_call_that_comes_again_is_not_planned_anew(make_vae, noise, dry):
     assert torch.equal(vae.decode(z, chunk=2), frames) and len(dry) == 5
 
 
-def test_a_call_that_was_broken_off_leaves_nothing(make_vae, noise, dry):
+def test_broken_off_call(make_vae, noise, dry):
+    """A call that was broken off leaves nothing."""
     vae = make_vae()
     z, told = noise(1, 16, 4, 2, 3), []
     frames = vae.decode(z, chunk=1)
@@ -58,7 +60,7 @@ def test_a_call_that_was_broken_off_leaves_nothing(make_vae, noise, dry):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_blocks_in_torchs_cache_are_given_back_when_others_take_memory(make_vae, noise, monkeypatch, fused):
+def test_cached_blocks(make_vae, noise, monkeypatch, fused):
     """Blocks fit who cut them: without this, two VAEs in turns reserve twice what each of them states."""
     emptied = []
     monkeypatch.setattr(devices, "keeps_blocks", lambda device: True)

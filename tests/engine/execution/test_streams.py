@@ -36,7 +36,8 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize(
     "options", [{}, {"output": "uint8", "start": 3, "frames": 7}, TILES, {**TILES, "output": "uint8"}]
 )
-def test_the_frames_of_a_stream_are_those_of_a_decode(make_vae, noise, small_blocks, fused, options):
+def test_decode_stream(make_vae, noise, small_blocks, fused, options):
+    """The frames of a stream are those of a decode."""
     vae, z = make_vae(fused=fused), noise(1, 16, 5, 2, 3)
     whole, seen = vae.decode(z, chunk=1, **options), []
     parts = list(vae.stream(z, chunk=1, progress=lambda done, total: seen.append((done, total)), **options))
@@ -49,7 +50,8 @@ def test_the_frames_of_a_stream_are_those_of_a_decode(make_vae, noise, small_blo
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("options", [{}, TILES])
 @pytest.mark.parametrize("frames", [1, 11])
-def test_the_latents_of_a_stream_are_those_of_an_encode(make_vae, noise, small_blocks, fused, options, frames):
+def test_encode_stream(make_vae, noise, small_blocks, fused, options, frames):
+    """The latents of a stream are those of an encode."""
     vae, x, seen = make_vae(fused=fused), video(noise, frames, 19, 26), []
     whole = vae.encode(x, chunk=1, **options)
     one_by_one = vae.encode_stream(iter(x), chunk=1, progress=lambda n, total: seen.append((n, total)), **options)
@@ -81,7 +83,8 @@ def test_a_stream_out_of_a_stream(make_vae, noise):
     assert torch.equal(joined(vae.encode_stream(vae.stream(z, chunk=1), chunk=1), 2), expected)
 
 
-def test_between_two_frames_everything_is_the_callers(make_vae, noise):
+def test_between_frames(make_vae, noise):
+    """Between two frames everything is the callers."""
     vae, z = make_vae(fused=False), noise(1, 16, 4, 2, 2)
     vae.options = vae.options.switched(off=["flash_attention"])
     frames = vae.stream(z, chunk=1)

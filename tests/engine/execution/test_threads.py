@@ -29,7 +29,8 @@ def in_threads(*works):
 
 
 @pytest.mark.parametrize("first_out", ["the first", "the second"])
-def test_overlapping_runs_leave_the_users_settings(first_out):
+def test_settings(first_out):
+    """Overlapping runs leave the users settings."""
     before, inside = settings(), []
     entered, both, left = threading.Event(), threading.Barrier(2), threading.Event()
 
@@ -52,7 +53,8 @@ def test_overlapping_runs_leave_the_users_settings(first_out):
     assert inside[0] == inside[1]
 
 
-def test_the_faster_value_comes_back_when_the_exact_run_is_over():
+def test_faster_value():
+    """The faster value comes back when the exact run is over."""
     with scoped_math(CUDA, tf32=True, cudnn_benchmark=True):
         with scoped_math(CUDA):
             assert settings()["products"] in ("ieee", False) and not cudnn.benchmark
@@ -69,7 +71,7 @@ def test_what_the_user_sets_during_a_run_stays():
         cudnn.benchmark = before
 
 
-def test_a_question_of_the_panel_changes_no_setting(monkeypatch):
+def test_panel_question(monkeypatch):
     """It is answered in a thread of its own while others compute."""
     written = []
     for holder in (type(product), type(cudnn.conv) if hasattr(cudnn, "conv") else type(cudnn)):
@@ -116,7 +118,7 @@ def test_threads_that_share_a_vae(fused, noise):
     assert not fused._busy.locked()
 
 
-def test_overlapping_calls_share_nothing_they_write(fused, noise, monkeypatch):
+def test_overlapping_calls(fused, noise, monkeypatch):
     """Neither packed weights nor runs with their notes; the next call alone is the VAE's own again."""
     used, half = [], FusedHalves.half
     monkeypatch.setattr(FusedHalves, "half", lambda halves, *a: used.append((halves, halves.runs)) or half(halves, *a))

@@ -137,7 +137,8 @@ def refusing(monkeypatch):
     POOL.release()
 
 
-def test_a_refused_lock_is_not_the_next_launchs_error(refusing):
+def test_refused_lock(refusing):
+    """A refused lock is not the next launchs error."""
     pool = PinnedPool()
     block = pool.take(1 << 20)
     assert refusing.refused == 1
@@ -159,7 +160,7 @@ def test_parked_histories_in_ordinary_memory(vae, noise, refusing, caplog):
 
 
 @pytest.mark.parametrize("grants", [3, 1 << 30])
-def test_histories_in_pieces_that_were_locked_one_by_one(vae, noise, refusing, monkeypatch, grants):
+def test_locked_pieces(vae, noise, refusing, monkeypatch, grants):
     """All of them, or the first ones: copies begin in one piece and end in the next."""
     monkeypatch.setattr(pinned, "PIECE", 1 << 18)
     z = noise(*SIZE)
@@ -220,7 +221,8 @@ def test_without_a_compiler_torch_runs(own_process):
     assert float(ran.stdout.split("error ")[1].split()[0]) < 0.05
 
 
-def test_a_kernel_that_fails_in_the_middle_of_a_run(vae, noise, monkeypatch):
+def test_failing_kernel(vae, noise, monkeypatch):
+    """A kernel that fails in the middle of a run."""
     z = noise(*SIZE)
     expected = vae.decode(z, chunk=1)
     monkeypatch.setattr(targets, "_off", {})
@@ -294,7 +296,8 @@ def test_threads(file, vae, noise, monkeypatch, shared):
     assert KEPT.nbytes(vae.device) == 0
 
 
-def test_release_gives_torchs_page_locked_memory_back(vae, noise):
+def test_release(vae, noise):
+    """Release gives torchs page locked memory back."""
     def held():
         # In use or kept. What is in use alone ("active_bytes") is no measure: torch 2.11 does not count it down.
         stats = torch.cuda.host_memory_stats()

@@ -114,7 +114,7 @@ def test_wrong_arguments_are_named():
         attention(torch.randn(1, 4, 8), torch.randn(1, 5, 8), torch.randn(1, 4, 8))
 
 
-def test_a_clips_attention_may_overwrite_its_queries(interpreter, monkeypatch):
+def test_in_place(interpreter, monkeypatch):
     """Block by block: the same bits as within a frame of so many positions."""
     q, k, v = (torch.randn(1, 400, 264).half() for _ in range(3))
     want = attention(q, k, v, backend="triton")

@@ -130,7 +130,7 @@ def test_chunks_bands_and_rings_keep_every_bit(interpreter, dtype):
     assert torch.equal(Partials.concat(parts).data, sums.data)
 
 
-def test_store_straight_into_the_next_buffer_and_shuffled(interpreter):
+def test_store(interpreter):
     """Strided outputs: the inside of a bordered buffer, and the pixel shuffle of a 1x1x1 expansion."""
     z, c = 2, 32
     x = torch.randn(2, 3, 5, c).half()
@@ -164,7 +164,7 @@ def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, l
 
 
 @pytest.mark.parametrize("tables", [schedules, winograd, attention], ids=["direct", "winograd", "attention"])
-def test_a_generation_may_have_a_table_of_one_form_only(monkeypatch, tables):
+def test_one_table(monkeypatch, tables):
     """The other forms take theirs from the generation before it, and older GPUs keep their own."""
 
     def chosen(sm):
@@ -190,7 +190,8 @@ def test_odd_widths_are_filled_by_two_tiles(channels, tiles):
 
 @pytest.mark.parametrize("dtype", [FP8, INT8])
 @pytest.mark.parametrize("channels", [96, 160, 192, 320, 384, 640, 1024])
-def test_widths_with_tiles_of_their_own_waste_nothing(dtype, channels):
+def test_odd_widths(dtype, channels):
+    """Widths with tiles of their own waste nothing."""
     for frame in ((360, 640), (45, 80)):
         chosen = pick(capabilities("any", 90, (3, 6)), dtype, channels, channels, frame, 1, 3)
         assert channels % (chosen.columns + chosen.tail) == 0
@@ -295,7 +296,8 @@ def test_taps_of_a_row_are_one_run(interpreter, monkeypatch, sm, dtype, phases, 
     assert error(*outs) < 1e-5
 
 
-def test_fp8_sums_of_steps_that_straddle_taps_fit_fp16():
+def test_fp8_sums():
+    """Fp8 sums of steps that straddle taps fit fp16."""
     weight = torch.zeros(1, 96, 1, 1, 3)
     weight[0, 64:, 0, 0, 0] = weight[0, :32, 0, 0, 1] = 1.0
     packed = pack_weight(weight, FP8)
@@ -306,7 +308,7 @@ def test_fp8_sums_of_steps_that_straddle_taps_fit_fp16():
     ("phases", "kernel"),
     [((2, 2, 2), (3, 3, 3)), ((2, 1, 1), (3, 3, 3)), ((1, 2, 2), (3, 3, 3)), ((3, 2, 2), (1, 1, 1))],
 )
-def test_channels_become_samples_onto_what_is_there(interpreter, phases, kernel):
+def test_samples(interpreter, phases, kernel):
     """A whole convolution whose store shuffles, with a residual of the result's size."""
     count = phases[0] * phases[1] * phases[2]
     x, weight, _ = setup(HALF, 16, 16 * count, (2, 4, 5), kernel, (1, 1, 1))

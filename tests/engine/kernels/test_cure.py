@@ -13,12 +13,14 @@ from zerowaste_vae.engine.kernels import cure as words
     ("2.13.0+cu130", 'pip install "triton-windows<3.8"'), ("2.12.0+cu130", "pip install triton-windows"),
     ("3.0", "pip install triton-windows"), ("", "pip install triton-windows"), ("2.x", "pip install triton-windows"),
 ])  # fmt: skip
-def test_the_line_for_windows_is_capped_where_the_pair_is_known(torch, line):
+def test_windows_versions(torch, line):
+    """The line for windows is capped where the pair is known."""
     assert words.install(torch, "win32") == line
     assert words.install(torch, "linux") == "pip install triton"
 
 
-def test_windows_is_told_the_line_and_others_the_fact(monkeypatch):
+def test_windows_line(monkeypatch):
+    """Windows is told the line and others the fact."""
     monkeypatch.setattr(words, "version", lambda name: "2.11.0+cu130")
     assert words.not_installed("win32") == 'Triton is not installed (pip install "triton-windows<3.7")'
     assert words.not_installed("linux") == "Triton is not installed"
@@ -35,7 +37,8 @@ def embedded(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_an_embedded_python_needs_its_folders_and_no_compiler(embedded, monkeypatch):
+def test_embedded_python(embedded, monkeypatch):
+    """An embedded python needs its folders and no compiler."""
     said = words.cure("win32")
     assert str(embedded / "Include") in said and str(embedded / "libs") in said
     assert f"Python {'.'.join(map(str, sys.version_info[:3]))}, exactly this version" in said

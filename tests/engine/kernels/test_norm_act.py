@@ -166,7 +166,8 @@ def test_what_is_not_finite_shows_in_health(backend, kind, stored, value):
 
 @pytest.mark.parametrize("kind", ["group", "l2", "rms"])
 @pytest.mark.parametrize("which", ["weight", "bias"])
-def test_parameters_that_are_not_finite_show_in_health(backend, kind, which):
+def test_not_finite(backend, kind, which):
+    """Parameters that are not finite show in health."""
     x, health = torch.randn(2, 5, 6, 32).half(), torch.zeros(())
     norm = Norm(kind, torch.ones(32), torch.zeros(32), groups=4)
     for buffer in (torch.empty(2, 7, 8, 32).to(torch.int8), torch.empty(2, 4, 7, 3, 32).to(torch.int8)):

@@ -79,7 +79,7 @@ def test_tokens(where, name, dtype, value):
 
 
 @pytest.mark.parametrize("dtype", [FP8, INT8], ids=str)
-def test_a_closed_gate_passes_nothing_on_that_is_not_finite(where, dtype):
+def test_closed_gate(where, dtype):
     """0 times infinity."""
     x = torch.randn(ROWS, 2 * WIDTH).half()
     x[BAD], x[BAD[0], WIDTH + BAD[1]] = -INF, INF

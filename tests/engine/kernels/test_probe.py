@@ -105,7 +105,8 @@ def vae(vae_file, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "call"), [("conv3d", 1), ("norm_act", 40), ("to_pixels", 2)])
-def test_a_kernel_that_does_not_compile_leaves_the_rest_to_torch(vae, noise, monkeypatch, caplog, name, call):
+def test_failing_compiler(vae, noise, monkeypatch, caplog, name, call):
+    """A kernel that does not compile leaves the rest to torch."""
     z = noise(1, 16, 3, 2, 2)
     expected = load(vae.path, device="cpu").decode(z, chunk=1)
     original, calls = getattr(run_module, name), []
@@ -128,7 +129,7 @@ def test_a_kernel_that_does_not_compile_leaves_the_rest_to_torch(vae, noise, mon
 @pytest.mark.parametrize("error", [
     PrebuiltError("the driver refuses conv_kernel: too new"), SetError("A.x.xz is damaged; install again"),
 ], ids=["driver", "file"])  # fmt: skip
-def test_prebuilt_kernels_that_fail_in_a_run_leave_the_rest_to_others(vae, noise, monkeypatch, error):
+def test_failing_prebuilt(vae, noise, monkeypatch, error):
     """Results made so far stay, and nothing is read or launched again that way."""
     z, calls, original = noise(1, 16, 3, 2, 2), [], run_module.to_pixels
     expected = load(vae.path, device="cpu").decode(z, chunk=1)

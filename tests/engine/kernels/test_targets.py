@@ -93,7 +93,8 @@ def test_the_order_on_every_card(here, sm, expected):
     assert [one.way for one in projected("a GPU", sm)] == expected
 
 
-def test_what_is_not_there_is_passed_over_and_said(here):
+def test_missing_kernels(here):
+    """Kernels that are not there are passed over, which is said."""
     here(120, "CBA", None)
     found = ways(GPU)
     assert [one.way for one in found] == ["C", "B", "A", "plain"] and target(GPU) == found[0]
@@ -109,7 +110,8 @@ def test_what_is_not_there_is_passed_over_and_said(here):
     ("A", ["A", "triton", "C", "B"]), ("B", ["B", "triton", "C", "A"]), ("triton", ["triton", "C", "B", "A"]),
     ("plain", []),
 ])  # fmt: skip
-def test_what_is_asked_for_comes_first_on_any_card(here, monkeypatch, asked, expected):
+def test_asked_first(here, monkeypatch, asked, expected):
+    """The kernels asked for come first on any card."""
     here(90)
     assert [one.way for one in ways(GPU, asked)] == [*expected, "plain"]
     monkeypatch.setenv("ZEROWASTE_KERNELS", asked.upper())
@@ -143,7 +145,8 @@ def test_cards_have_the_names_that_people_use(text, found):
 
 
 @pytest.mark.parametrize("text", ["", "Voodoo 2", "RTX", "sm_", "GTX 1080", "9"])
-def test_a_name_that_says_no_generation_is_refused(text):
+def test_unknown_generation(text):
+    """A name that says no generation is refused."""
     with pytest.raises(InputError, match=r"--card .* names no GPU that is known here"):
         cards.find(text, "--card")
 
@@ -174,7 +177,8 @@ def test_cpu_runs_the_reference_unless_asked():
         kernels_for(torch.device("cpu"), "fast")
 
 
-def test_importing_the_operators_imports_no_triton():
+def test_import():
+    """Importing the operators imports no triton."""
     code = ("import sys; import zerowaste_vae.engine.kernels.conv3d, zerowaste_vae.engine.kernels.norm_act, "
             "zerowaste_vae.engine.kernels.upsample, zerowaste_vae.engine.kernels.attention, "
             "zerowaste_vae.engine.kernels.to_pixels, zerowaste_vae.engine.kernels.tokens, "
@@ -183,7 +187,7 @@ def test_importing_the_operators_imports_no_triton():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_what_the_first_way_lacks_another_may_have(here, monkeypatch):
+def test_second_way(here, monkeypatch):
     """fp8 on RTX 40 where its own set is not there: by Triton, or nowhere."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     here(89, "A")

@@ -70,7 +70,8 @@ def case(noise):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no GPU")
-def test_it_is_launched_and_bands_and_chunks_are_bit_equal(case, monkeypatch):
+def test_equal_bits(case, monkeypatch):
+    """A tuned schedule is launched, and bands and chunks give the same bits."""
     pytest.importorskip("triton")
     x, run = case
     usual, _ = run(x)

@@ -146,7 +146,7 @@ def test_repeats_in_time_and_space_are_composed(backend, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, FP8, torch.int8])
-def test_without_values_packed_weights_have_their_shapes(dtype):
+def test_meta_weights(dtype):
     """Plans count them and prepared weights are read into them."""
     expand, expand_bias, conv, bias = weights(8, 16, 2)
 

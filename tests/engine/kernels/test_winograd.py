@@ -70,7 +70,8 @@ def test_reference_is_the_convolution(size, kt):
 @pytest.mark.parametrize(("border", "size"), [
     *(("replicate", size) for size in (*SIZES, (1, 1, 1))), *(("reflect", size) for size in ((2, 5, 7), (1, 2, 2))),
 ], ids=str)  # fmt: skip
-def test_reference_is_the_convolution_beside_other_borders(border, size):
+def test_reference_borders(border, size):
+    """Reference is the convolution beside other borders."""
     x, weight, out = frames(size[0] + 2, *size[1:], 6), torch.randn(10, 6, 3, 3, 3), torch.empty(*size, 10)
     conv3d(planes(x, torch.float32, border=border), pack_planes(weight, torch.float32), out)
     assert error(out, true(x, weight, border=border)) < 2e-6
@@ -243,7 +244,7 @@ def test_one_and_a_half_tiles_equal_the_reference(interpreter, kind, groups):
         assert error(group_sums(sums[1], 8), group_sums(sums[0], 8)) < 1e-5
 
 
-def test_int8_planes_without_weights_of_their_own_stay_in_range(interpreter):
+def test_int8_planes(interpreter):
     """Kernels whose outer taps are zero: the outer planes' scale does not follow them down."""
     weight = torch.zeros(32, 32, 1, 3, 3)
     weight[..., 1] = torch.randn(32, 32, 1, 3) * 0.1

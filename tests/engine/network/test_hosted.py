@@ -45,7 +45,7 @@ def build(architecture):
 
 
 @pytest.mark.parametrize(("architecture", "name"), list(halves()))
-def test_packing_borrows_the_weights_of_one_step_after_the_other(architecture, name, no_collector, monkeypatch):
+def test_packing(architecture, name, no_collector, monkeypatch):
     """Nothing is left of them but what is packed, also where a packed tensor is a parameter as it is."""
     model = build(architecture)
     half, dtype = getattr(model, name), PRECISIONS[architecture.native]
@@ -102,14 +102,16 @@ def test_what_lies_there_is_not_copied():
         assert lent(device, layer, layer.bias) == (layer, layer.bias)
 
 
-def test_borrowed_in_inference_mode_they_serve_calls_outside_of_it():
+def test_inference_mode():
+    """Weights borrowed in inference mode serve calls outside of it."""
     with torch.inference_mode():
         weights = nn.Linear(2, 3).requires_grad_(False)
         (there,) = lent(META, weights)
     assert not any(p.is_inference() or p.requires_grad for p in there.parameters())
 
 
-def test_what_the_device_has_no_room_for_stays_as_it_was():
+def test_no_room():
+    """Weights that the device has no room for stay as they were."""
     layer = nn.Linear(2, 3)
     before = layer.weight, layer.bias
 

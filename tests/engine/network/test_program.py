@@ -85,7 +85,8 @@ def decode(network, z, chunk, frames, parking=None):
 
 @pytest.mark.parametrize("parking", [None, Parking(None, 0), Parking(None, 0, buffers=3, prefetch=False)])
 @torch.no_grad()
-def test_one_program_is_run_fused_planned_and_parked(toy, latent, parking, atol):
+def test_fused_and_parked(toy, latent, parking, atol):
+    """One program is run fused planned and parked."""
     network, expected = fuse(toy.decoder, torch.float32), pictures(toy, latent)
     for chunk, frames in ((5, 0), (1, 1), (2, 3), (3, 2)):
         torch.testing.assert_close(decode(network, latent, chunk, frames, parking), expected, rtol=0, atol=atol)
@@ -119,7 +120,8 @@ def test_it_is_run_in_8_bit(toy, latent):
         assert 25 < sampling.decibel(sampling.mse([sampling.decode(mixed, z)], [exact])) < 60
 
 
-def test_a_file_of_it_is_loaded_planned_tiled_and_streamed(toy, latent, tmp_path, monkeypatch, atol):
+def test_file(toy, latent, tmp_path, monkeypatch, atol):
+    """A file of it is loaded planned tiled and streamed."""
     save_file(toy.state_dict(), tmp_path / "toy.safetensors")
     monkeypatch.setattr(registry, "ARCHITECTURES", (*registry.ARCHITECTURES, TOY))
     monkeypatch.setattr(registry, "KEY_SETS", (*registry.KEY_SETS, TOY.keys))
@@ -137,7 +139,8 @@ def test_a_file_of_it_is_loaded_planned_tiled_and_streamed(toy, latent, tmp_path
     torch.testing.assert_close(plain.decode_raw(z, chunk=1), toy.decoder(z), rtol=0, atol=atol)
 
 
-def test_a_program_knows_its_frames_reach_and_work(toy):
+def test_facts(toy):
+    """A program knows its frames reach and work."""
     program = toy.decoder.program
     assert program.frames(5) == 9
     # Three convolutions of the latents see two before each, the upsampler one, five at the doubled rate two halves.
@@ -169,7 +172,8 @@ def looking(seed_model):
 
 @pytest.mark.parametrize("sizes", [[7], [1] * 7, [2, 2, 2, 1], [3, 4], [1, 6], [6, 1], [2, 5]])
 @torch.no_grad()
-def test_a_network_that_looks_ahead_streams_as_its_whole_clip(looking, noise, sizes, exact_sums):
+def test_looking_ahead(looking, noise, sizes, exact_sums):
+    """A network that looks ahead streams as its whole clip."""
     z, state, parts = noise(1, 8, 7, 5, 6), State(), []
     whole = looking(z)
     assert whole.shape == (1, 3, 13, 10, 12)
@@ -184,7 +188,7 @@ def test_a_network_that_looks_ahead_streams_as_its_whole_clip(looking, noise, si
 
 
 @torch.no_grad()
-def test_it_sees_what_is_ahead_and_behind_its_chunk(looking, noise):
+def test_frames_around_a_chunk(looking, noise):
     """Not a causal network in disguise: what comes later changes what came before, within its reach."""
     z = noise(1, 8, 9, 5, 6)
     changed = z.clone()

@@ -82,7 +82,8 @@ def test_changes_in_inference_mode_are_noticed(change):
         assert not stamp.holds(network)
 
 
-def test_what_torch_does_not_count_is_seen_closely(network):
+def test_uncounted_writes(network):
+    """A close look sees writes that torch does not count."""
     stamp = Stamp(network)
     network[0].weight.data.mul_(1.5)
     assert stamp.holds(network) and not stamp.holds(network, closely=True)

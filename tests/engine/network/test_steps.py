@@ -105,7 +105,8 @@ def test_a_step_knows_whether_it_takes_part():
 
 
 @pytest.mark.parametrize("first, last, size, edges", [(0, 7, 3, ()), (2, 9, 4, (0, 3, 5, 9)), (4, 5, 1, (1, 2))])
-def test_chunks_follow_each_other_and_cross_no_edge(first, last, size, edges):
+def test_chunks(first, last, size, edges):
+    """Chunks follow each other and cross no edge."""
     at, ends = first, []
     while at < last:
         end = chunk_end(at, last, size, edges)
@@ -120,7 +121,7 @@ def test_frames_of_latents():
     assert [frames_of(n, 4) for n in range(4)] == [0, 1, 5, 9]
 
 
-def test_attention_among_earlier_frames_needs_them_all():
+def test_attention():
     """A decoder of which a step sees all frames before its own: parts begin with the clip."""
     program = cosmos.ARCHITECTURE.decoder(cosmos.ARCHITECTURE.published.config)
     assert program.reach[0] == math.inf
@@ -132,7 +133,8 @@ def test_attention_among_earlier_frames_needs_them_all():
     ((0, 2, 5, 6), Steps(4, lead=1), 1, (0, 1, 5, 5)), ((0, 5, 9), Steps(3), 2, (0, 0, 6)),
     ((0, 0), Steps(3), 1, (0, 0)), ((1, 3, 9), Steps(4), 1, (1, 3, 9)), ((0, 3, 9), None, 1, (0, 3, 9)),
 ])  # fmt: skip
-def test_a_part_that_begins_with_the_clip_takes_the_chunks_of_the_whole(begins, steps, cycle, expected):
+def test_first_part(begins, steps, cycle, expected):
+    """A part that begins with the clip takes the chunks of the whole."""
     assert with_chunks(begins, steps, cycle) == expected
 
 

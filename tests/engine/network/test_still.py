@@ -76,7 +76,7 @@ def test_pictures_are_encoded_fused_as_plainly(model, noise, atol):
 
 
 @torch.no_grad()
-def test_recomputed_pictures_leave_nothing_to_be_collected(model, noise, monkeypatch):
+def test_no_garbage(model, noise, monkeypatch):
     """On a GPU the next call would find the frame's memory still in use."""
     network, alive, make = fuse(model.decoder, torch.float32), weakref.WeakSet(), Window.__init__
     made = []
@@ -96,7 +96,8 @@ def test_recomputed_pictures_leave_nothing_to_be_collected(model, noise, monkeyp
 
 
 @torch.no_grad()
-def test_bands_take_less_memory_and_two_results_are_the_most(model):
+def test_memory_of_bands(model):
+    """Bands take less memory and two results are the most."""
     network = fuse(model.decoder, torch.float32)
     whole, banded = (network.plan(1, 256, 256, 0, torch.float32, CPU, p).nbytes for p in (None, Parking(None, 0)))
     assert banded < whole
@@ -107,7 +108,8 @@ def test_bands_take_less_memory_and_two_results_are_the_most(model):
 
 
 @torch.no_grad()
-def test_what_is_computed_again_takes_some_rows_and_one_result(model):
+def test_memory_of_recomputing(model):
+    """Recomputing takes the memory of some rows and one result."""
     network = fuse(model.decoder, torch.float32)
     rolled = network.plan(1, 256, 256, 0, torch.float32, CPU, Parking(None, 0, streams=0)).nbytes
     # 16 channels at 1024x1024, in whose memory their input of 32 at 512x512 was, and the pixels with what they take.
@@ -150,7 +152,8 @@ def kernels(monkeypatch):
 
 
 @torch.no_grad()
-def test_kernels_give_the_same_bits_in_bands_and_in_company(seed_model, noise, kernels):
+def test_equal_bits(seed_model, noise, kernels):
+    """Kernels give the same bits in bands and in company."""
     config = Config((16, 32), (16, 32), norm_groups=4, resnets=(1, 1), attention=False)
     model = FLUX.build(config).requires_grad_(False)
     seed_model(model, 6)

@@ -24,7 +24,8 @@ def test_axis_covers_and_weights_sum_to_one(length, size, overlap, blend):
     torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-6)
 
 
-def test_a_tile_that_covers_the_frame_is_the_frame():
+def test_one_tile():
+    """A tile that covers the frame is the frame."""
     g = grid(5, 7, 56, 16, 8)
     assert len(g) == 1
     assert torch.equal(g.rows.weights(0, 8), torch.ones(40))

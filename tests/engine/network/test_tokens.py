@@ -122,7 +122,7 @@ def test_layers_are_what_the_modules_hold(decoder):
 
 @pytest.mark.parametrize("made", [True, False])
 @pytest.mark.parametrize("used", [True, False])
-def test_parameters_that_are_locked_stay_what_they_were(monkeypatch, made, used):
+def test_locked_parameters(monkeypatch, made, used):
     """Made in inference mode, as a host loads them, and locked outside of it, or the other way round."""
     monkeypatch.setattr(tokens, "staged", torch.clone)
     with torch.inference_mode(made):

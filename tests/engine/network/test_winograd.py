@@ -173,7 +173,8 @@ def test_upsamplers_with_a_shortcut(build, convolutions, exact_sums, kind):
 
 @pytest.mark.parametrize("kind", ["fp16", "fp8"])
 @torch.no_grad()
-def test_pictures_have_the_same_bits_in_bands_and_whole(seed_model, kind, exact_sums):
+def test_equal_bits(seed_model, kind, exact_sums):
+    """Pictures have the same bits in bands and whole."""
     model = kl.SD.build(kl.Config((32, 32), (32, 32), 4, 8, quantised=True, resnets=(1, 2), norm_groups=8))
     seed_model(model, 3)
     half, z, reader = model.half().requires_grad_(False).decoder, torch.randn(2, 70, 3, 4), sampling.Reader()
@@ -196,7 +197,8 @@ def test_layers_take_it_by_width_and_type(monkeypatch):
     assert not schedules.takes(torch.float32, 512, 512)
 
 
-def test_a_published_network_takes_it_where_it_is_switched_on(monkeypatch, convolutions):
+def test_published(monkeypatch, convolutions):
+    """A published network runs in Winograd form if that is switched on."""
     monkeypatch.setattr(schedules, "WIDTH", 128)
     config = Published((128, 256, 512, 512), (128, 256, 512, 512))
     off, on = (FusedWalk(ARCHITECTURE, config, torch.float16, o) for o in (DEFAULTS, WINOGRAD))
@@ -214,7 +216,8 @@ def test_a_published_network_takes_it_where_it_is_switched_on(monkeypatch, convo
 
 
 @pytest.mark.parametrize("name", ["hunyuanvideo", "hunyuanvideo1.5", "minimaxh3", "ltx"])
-def test_published_networks_with_other_borders_take_it(monkeypatch, name):
+def test_other_borders(monkeypatch, name):
+    """Published networks with other borders run in Winograd form, too."""
     monkeypatch.setattr(schedules, "WIDTH", 128)
     architecture = next(a for a in ARCHITECTURES if a.keys.name == name)
     walk = FusedWalk(architecture, architecture.published.config, torch.float16, WINOGRAD)
@@ -224,7 +227,7 @@ def test_published_networks_with_other_borders_take_it(monkeypatch, name):
 
 
 @torch.no_grad()
-def test_a_clip_goes_on_where_its_histories_are_stored_alike(build):
+def test_continued_clip(build):
     """No plain history can be made of a ring's planes: under a plan that parks, the clip begins anew."""
     half, z = build(decoder(Group(4)), torch.float16), torch.randn(3, 5, 6, 8)
     network = fuse(half, torch.float16, WINOGRAD)

@@ -21,7 +21,8 @@ def test_segments(sizes, reserved):
     assert allocator.reserved == reserved * MIB
 
 
-def test_what_is_freed_is_used_again_and_does_not_fit_more():
+def test_freed_blocks():
+    """Freed blocks are used again and do not fit more."""
     allocator = Allocator()
     small = allocator.take(30 * MIB)
     allocator.give(small)
@@ -72,7 +73,7 @@ def moved(device):
         ends.setdefault(step + lasts, []).append(step)
 
 
-def test_blocks_of_a_size_are_taken_in_the_order_of_their_addresses():
+def test_address_order():
     """The count is what torch 2.11 reserved on an H200, to the byte. In another process it was 34 MiB less, as if
     the oldest came first: the driver chooses the places of segments."""
     assert peak_bytes(lambda: moved("meta"), PeakMemory(reserves=True)) == 1_126_170_624

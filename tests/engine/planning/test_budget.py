@@ -47,7 +47,7 @@ def test_cuda_target(monkeypatch, free, reserved, allocated, asked, expected):
         assert room == {16: 15.5, 10: 9.5, 12: 13.5}[free] * GIB
 
 
-def test_what_is_planned_before_a_run_follows_the_same_rule():
+def test_plan_before_a_run():
     """The panel's figures, for which no GPU is asked."""
     card = budget.Machine(GPU, 16 * GIB, 10 * GIB)
     assert card.target(None, None) == (13 * GIB, "card")

@@ -67,7 +67,8 @@ def test_a_set_that_has_all_of_a_half_runs_it(machine):
     assert choices.of("decoder") is choices.of("decoder") and choices.of("decoder").words == "prebuilt kernels, set A"
 
 
-def test_a_half_that_a_set_lacks_is_triton_s_as_a_whole(machine):
+def test_lacking_half(machine):
+    """A half that a set lacks is triton s as a whole."""
     machine.library.lacks = [("A", "to_pixels")]
     choices = machine(86)
     assert (choices.of("decoder").way, choices.of("encoder").way) == ("triton", "A")
@@ -75,7 +76,8 @@ def test_a_half_that_a_set_lacks_is_triton_s_as_a_whole(machine):
         "Triton's kernels (set A lacks kernels of this model (to_pixels.columns_kernel, to_pixels.gather_kernel))")
 
 
-def test_without_triton_plain_torch_runs_that_half(machine):
+def test_no_triton(machine):
+    """Without triton plain torch runs that half."""
     machine.library.lacks = [("A", "to_pixels")]
     choices = machine(86, None)
     assert choices.of("encoder").way == "A" and not choices.of("decoder").kernels
@@ -84,7 +86,8 @@ def test_without_triton_plain_torch_runs_that_half(machine):
     assert choices.lacks_any(["encoder"]) is None and choices.lacks_any(["encoder", "decoder"])
 
 
-def test_an_8_bit_kernel_that_is_missing_is_missed_in_8_bit_alone(machine):
+def test_missing_8_bit_kernel(machine):
+    """An 8 bit kernel that is missing is missed in 8 bit alone."""
     machine.library.lacks = [("A", "*i8")]
     assert machine(86, None).of("decoder").way == "A"
     assert not machine(86, None, Mode("int8")).of("decoder").kernels
@@ -96,7 +99,8 @@ def test_damaged_files_are_a_reason(machine):
     assert "index.json is damaged; install this pack again" in choices.lacks("decoder")
 
 
-def test_what_fails_makes_room_for_the_next_way_and_never_runs_again(machine, caplog):
+def test_failing_way(machine, caplog):
+    """A way that fails makes room for the next one and never runs again."""
     choices = machine(120)
     assert choices.of("decoder").way == "C"
     assert choices.give_up("decoder", PrebuiltError("the driver refuses conv_kernel: too new"))
@@ -139,7 +143,7 @@ def test_what_a_set_was_made_for_is_not_walked(machine, monkeypatch):
         machine(86).of("encoder")
 
 
-def test_a_half_s_kernels_are_loaded_before_it_runs(machine, monkeypatch):
+def test_loaded_first(machine, monkeypatch):
     """In a thread beside the packing of weights; what that finds wrong is raised."""
     known = launches.use_id(DEFAULT, DEFAULT.published.config, "decoder", torch.float16, DEFAULTS, None, False)
     begun, loaded = threading.Event(), []

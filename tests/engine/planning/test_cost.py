@@ -64,7 +64,7 @@ def test_nothing_is_parked_without_need(planner, walk):
     assert work == sorted(work)
 
 
-def test_720p_under_4_gb_moves_every_history_once_per_latent(planner, walk):
+def test_720p_under_4_gb(planner, walk):
     """Steps of fewer frames than a latent has would move those of the last resolutions twice: 2.9 GB per frame."""
     found = plan(planner, 720, 1280, 4)
     assert (found.steps.latents, found.steps.frames) == (1, 4)
@@ -112,14 +112,15 @@ def test_1080p_hides_its_copies_below_13_gb(planner, walk):
     assert walk.sizes("decoder", *size, found.parking).work < 1.1 * walk.sizes("decoder", *size).work
 
 
-def test_chunks_of_a_short_clip_start_with_one_frame(planner):
+def test_short_clip(planner):
     """Chunks of two latents take 3 % less for each, and longer to begin with."""
     few, many = (planner.plan("decoder", (n, 90, 160), Request(), Limits(6 * GIB, host=62 * GIB)) for n in (6, 100))
     assert (few.steps.latents, many.steps.latents) == (1, 2)
     assert few.parking is not None and many.parking is not None
 
 
-def test_more_host_memory_than_allowed_is_refused_with_the_way_out(planner):
+def test_host_memory_refused(planner):
+    """More host memory than allowed is refused with the way out."""
     with pytest.raises(PlanError, match=r"3840x2160 .* ram_gb to 56\.6\d GB \(it is 30\.00 GB; .* of GPU memory"):
         plan(planner, 2160, 3840, 13, host_gb=30, tiling="untiled")
     with pytest.raises(PlanError, match=r"or vram_gb to 1[01]\.\d\d GB and ram_gb to 56\.6\d GB \(it is 30\.00 GB"):
@@ -131,20 +132,21 @@ def test_more_host_memory_than_allowed_is_refused_with_the_way_out(planner):
 
 @pytest.mark.parametrize("tiling", ["auto", "untiled"])
 @pytest.mark.parametrize("host_gb", [1, 2])
-def test_histories_are_parked_as_far_as_there_is_room(planner, tiling, host_gb):
+def test_parking(planner, tiling, host_gb):
     """All of them would take 6.3 GB there; the others stay on the GPU."""
     found = plan(planner, 720, 1280, 8, host_gb, tiling=tiling)
     assert not found.tiled and 0 < found.host_bytes <= host_gb * GIB and found.peak_bytes <= 8 * GIB
 
 
-def test_exact_with_a_tile_works_in_bands_of_that_many_rows(planner):
+def test_exact_tile(planner):
+    """Exact with a tile works in bands of that many rows."""
     found = plan(planner, 720, 1280, 13, tiling="exact", tile=128)
     assert (found.parking.keys, found.parking.rows) == (None, 128)
     assert plan(planner, 720, 1280, 13, tiling="exact").parking is None
 
 
 @pytest.mark.parametrize(("gb", "host_gb", "tile"), [(13, 2, 128), (3, 62, 512)])
-def test_bands_that_do_not_fit_give_way_to_what_does(planner, caplog, monkeypatch, gb, host_gb, tile):
+def test_bands_do_not_fit(planner, caplog, monkeypatch, gb, host_gb, tile):
     """Without enough host memory, or higher than the target allows; the frames are the same, and the log says why."""
     monkeypatch.setattr(log, "_said", set())
     assert plan(planner, 720, 1280, gb, host_gb, tiling="exact", tile=tile) == plan(planner, 720, 1280, gb, host_gb)
@@ -154,7 +156,7 @@ def test_bands_that_do_not_fit_give_way_to_what_does(planner, caplog, monkeypatc
         plan(planner, 720, 1280, 2, tiling="exact", tile=tile)
 
 
-def test_where_nothing_is_parked_there_are_no_bands(planner, caplog, monkeypatch):
+def test_no_bands(planner, caplog, monkeypatch):
     """On a CPU, where whole frames run, and the log says so."""
     monkeypatch.setattr(log, "_said", set())
     found = plan(planner, 720, 1280, 13, 0, tiling="exact", tile=128)
@@ -169,7 +171,8 @@ def test_users_chunk_is_kept_when_parking(planner):
     assert plan(planner, 720, 1280, 4, chunk=3).steps.latents == 3
 
 
-def test_quickest_takes_the_room_and_no_longer_than_with_less(walk):
+def test_quickest(walk):
+    """Quickest takes the room and no longer than with less."""
     measure = functools.partial(walk.sizes, "decoder", 1, 4, 90, 160, torch.float16, None)
     free, (_, least) = measure(None), leanest(measure, None)
     assert quickest(measure, least.device - 1, None) is None
@@ -186,7 +189,7 @@ def test_quickest_takes_the_room_and_no_longer_than_with_less(walk):
     assert measure(Parking(frozenset(), 0)) == replace(free, device=free.device - GRAPH_BYTES)
 
 
-def test_pictures_are_made_again_only_where_bands_do_not_fit():
+def test_recomputed_pictures():
     """Flux's decoder at 4096x4096, whose widest stream has 8 GB: 4 GB of them stay."""
     walk = FusedWalk(kl.FLUX, kl.FLUX.published.config, torch.bfloat16, DEFAULTS)
     planner, size = Planner(walk, lambda: True), (1, 512, 512)

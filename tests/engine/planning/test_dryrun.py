@@ -46,7 +46,7 @@ def test_attention_has_no_score_matrix():
     assert peak_bytes(program) == 2 * 5000 * 8 * 4
 
 
-def test_the_callers_inference_mode_changes_nothing():
+def test_inference_mode():
     """In inference mode torch hands composite operators over whole, and their temporaries would go unseen."""
 
     def program():
@@ -57,7 +57,7 @@ def test_the_callers_inference_mode_changes_nothing():
     assert inside == peak_bytes(program)
 
 
-def test_another_thread_may_forget_what_operators_make(monkeypatch):
+def test_another_thread(monkeypatch):
     """Between the question and its answer."""
 
     class Cleared(dict):

@@ -34,7 +34,8 @@ def searched(target, least):
 
 
 @pytest.mark.parametrize("least, most", [(by_area, 3), (by_more, 6), (by_side, 7)])
-def test_the_largest_that_fits_is_found_with_few_walks(least, most):
+def test_few_walks(least, most):
+    """The largest that fits is found with few walks."""
     for grid in GRIDS[1:]:
         found, asked = searched(least(grid), least)
         assert found == next(i for i, g in enumerate(GRIDS[1:], 1) if least(g) <= least(grid))

@@ -121,7 +121,8 @@ def test_policies_forms_and_toggles_show():
     assert plain < needs("seedvr2", "decoder", kind="fp8")  # any convolution may stay in 16 bit
 
 
-def test_a_transformer_launches_what_lies_between_its_products():
+def test_transformer():
+    """A transformer launches what lies between its products."""
     kernels = {one.kernel for one in needs("minimaxh3", "decoder", kind="int8")}
     assert {f"tokens.{word}_kernel" for word in ("normalised", "rotated", "rounded", "gated", "summed")} == kernels
 

@@ -66,7 +66,7 @@ def test_calls_in_a_row_keep_to_what_is_stated(noise, name, precision, latents, 
     assert (torch.cuda.max_memory_reserved() - others) / GIB <= 1.05 * max(stated)
 
 
-def test_blended_tiles_of_what_looks_ahead_keep_to_their_target(noise):
+def test_blended_tiles(noise):
     """LTX-2.3 where its packed weights do not fit: these go, and no clip's end takes more than its middle."""
     others = reserved()
     vae = make("ltx", "bf16")
@@ -211,7 +211,7 @@ def test_another_thread_meets_a_full_card_at_most(noise):
 
 @pytest.mark.plain
 @pytest.mark.parametrize("on", [[], ["winograd"]], ids=["direct", "winograd"])
-def test_packing_leaves_nothing_reserved_that_is_not_in_use(on):
+def test_packing(on):
     """Segments of torch's allocator in which packed weights lay among fp32 temporaries stayed: up to 0.87 GB."""
     vae = make("hunyuanvideo1.5", "bf16").with_options(DEFAULTS.switched(on=on))
 

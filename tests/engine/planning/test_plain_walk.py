@@ -117,7 +117,7 @@ FAMILIES = [
     [(f, half) for f in FAMILIES for half in ("decoder", "encoder") if getattr(f[1], f"{half}_widths")],
     ids=lambda x: x if isinstance(x, str) else x[0].name,
 )  # fmt: skip
-def test_a_sampled_walk_takes_what_all_of_the_clip_does(family, half):
+def test_sampled_walk(family, half):
     """Also at a clip's end, where networks that look ahead give all that has waited, and where something of every frame
     stays."""
     architecture, config = family
@@ -134,7 +134,8 @@ def test_a_sampled_walk_takes_what_all_of_the_clip_does(family, half):
     [(f, half) for f in FAMILIES for half in ("decoder", "encoder") if getattr(f[1], f"{half}_widths")],
     ids=lambda x: x if isinstance(x, str) else x[0].name,
 )  # fmt: skip
-def test_steps_that_repeat_take_and_reserve_what_they_did(monkeypatch, family, half):
+def test_repeated_steps(monkeypatch, family, half):
+    """Steps that repeat take and reserve what they did."""
     architecture, config = family
     counts, peaks = [], []
     dispatch = dryrun._Follow.__torch_dispatch__

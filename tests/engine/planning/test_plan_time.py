@@ -60,7 +60,7 @@ MOST_OPERATIONS = 7_500
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
 @pytest.mark.parametrize("gb", [3, None])
 @pytest.mark.parametrize("family", [mochi, cosmos, ltx], ids=lambda family: family.ARCHITECTURE.name)
-def test_a_clip_of_100000_frames_is_planned_like_a_short_one(operations, family, half, gb):
+def test_long_clip(operations, family, half, gb):
     """Also where something of every frame stays until it ends, and all of them go through one by one."""
     planner = planner_of(family.ARCHITECTURE)
     if getattr(planner.walk.config, f"{half}_widths") is None:
@@ -75,7 +75,7 @@ def test_a_clip_of_100000_frames_is_planned_like_a_short_one(operations, family,
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
 @pytest.mark.parametrize("tiling", ["auto", "blended"])
-def test_a_chunk_of_many_pictures_is_planned_like_one_of_a_few(operations, half, tiling):
+def test_many_pictures(operations, half, tiling):
     """Walk one picture if each is a clip that goes through all of the network alone."""
     planner = planner_of(hunyuan_refiner.ARCHITECTURE)
     planner.plan(half, (100_000, 45, 80), Request(chunk=4096, tiling=tiling), Limits(13 * GIB, 13 * GIB))
@@ -84,7 +84,7 @@ def test_a_chunk_of_many_pictures_is_planned_like_one_of_a_few(operations, half,
 
 @pytest.mark.parametrize("reserves", [False, True])
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
-def test_pictures_that_follow_the_first_take_what_walks_of_each_find(half, reserves):
+def test_later_pictures(half, reserves):
     """With every picture of a chunk walked as the judge."""
     size, peaks = (7, 9, 12), []
     for stand_in in (repeated._stand_in, repeated.Repeated):
@@ -113,7 +113,7 @@ def test_longer_clips_of_what_waits_need_more():
 
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
-def test_longer_clips_of_what_is_gathered_need_more(operations, half):
+def test_gathered_clips(operations, half):
     """On the line through shorter ones, with all latents as the judge, in so many walks as those take."""
     size, peaks, counts = (1500, 16, 16), [], []
 
@@ -132,7 +132,7 @@ def test_longer_clips_of_what_is_gathered_need_more(operations, half):
     assert operations[0] < counts[0]
 
 
-def test_what_cannot_fit_is_walked_no_further_than_shows_it(monkeypatch):
+def test_too_large(monkeypatch):
     """Whole frames of a clip as short as any; tiles not where what sees whole frames takes more, but for the smallest,
     which the refusal tells of."""
     walked = []
@@ -156,7 +156,7 @@ def test_what_cannot_fit_is_walked_no_further_than_shows_it(monkeypatch):
 
 
 @pytest.mark.parametrize("gb", [3, 6, 12])
-def test_the_largest_tiles_and_the_next_ones_are_walked_and_no_others(monkeypatch, gb):
+def test_tiles(monkeypatch, gb):
     """Whole frames were walked no further than shows that they do not fit: what they take of it tells of the rest."""
     walk, sizes = plain_walk.PlainWalk._walk_tile, set()
 
@@ -209,7 +209,8 @@ def test_networks_that_tile_themselves_stop_too(half):
     assert asked == [1]
 
 
-def test_a_decode_can_be_stopped_while_it_is_planned(vae_file):
+def test_cancel(vae_file):
+    """A decode can be stopped while it is planned."""
     calls = []
 
     def cancel():

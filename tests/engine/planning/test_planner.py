@@ -21,7 +21,8 @@ def plan(vae, half="decoder", gb=None, host=0, **options):
 
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
-def test_roomy_target_is_untiled_and_tighter_ones_shrink(vae, half):
+def test_targets(vae, half):
+    """Roomy target is untiled and tighter ones shrink."""
     roomy = plan(vae, half)
     assert not roomy.tiled
     assert roomy.steps.latents == 4
@@ -75,7 +76,8 @@ def test_odd_options_are_refused(vae):
             plan(vae, tiling="exact", tile=tile)
 
 
-def test_plain_torch_has_no_exact_tiles_and_says_so(vae, caplog, monkeypatch):
+def test_plain_exact_tiles(vae, caplog, monkeypatch):
+    """Plain torch has no exact tiles and says so."""
     monkeypatch.setattr(log, "_said", set())
     assert plan(vae, tiling="exact", tile=64, host=None) == plan(vae)
     assert "tile=64 of exact tiles at 480x320 is not used: bands need parked histories" in caplog.text
@@ -93,7 +95,8 @@ def test_longer_clips_need_no_more(vae):
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
 @pytest.mark.parametrize("options", [{}, {"tiling": "blended", "tile": 96}])
-def test_plans_are_the_same_in_the_hosts_inference_mode(vae, vae_file, half, options):
+def test_inference_mode(vae, vae_file, half, options):
+    """Plans are the same in the hosts inference mode."""
     expected = plan(vae, half, **options)
     fresh = load(vae_file, device="cpu")
     with torch.inference_mode():
@@ -105,7 +108,7 @@ def test_plans_are_the_same_in_the_hosts_inference_mode(vae, vae_file, half, opt
 
 
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
-def test_auto_raises_a_default_target_before_it_blends(vae, half):
+def test_raised_target(vae, half):
     """A clip that needs a little more than the default target has exact frames if that much is free."""
     least = plan(vae, half, chunk=1, tiling="untiled").peak_bytes
     while True:
@@ -130,7 +133,8 @@ def test_auto_raises_a_default_target_before_it_blends(vae, half):
             vae.planner.plan(half, SIZE, Request(tiling), Limits(target, room))
 
 
-def test_blended_tiles_may_need_the_raised_target_too(vae):
+def test_raised_target_blended(vae):
+    """Blended tiles may need the raised target too."""
     smallest = plan(vae, tiling="blended", tile=16, overlap=8, chunk=1).peak_bytes
     for low in range(1, 60):
         with pytest.raises(PlanError):
@@ -143,7 +147,7 @@ def test_blended_tiles_may_need_the_raised_target_too(vae):
     assert "nothing smaller fits" in found.note
 
 
-def test_auto_gives_a_long_chunk_up_and_others_name_it(vae):
+def test_long_chunk(vae):
     """The frames are the same, so it costs nothing but the wish."""
     roomy, long = plan(vae), plan(vae, chunk=8)
     assert long.steps.latents == 8
@@ -162,7 +166,7 @@ def test_auto_gives_a_long_chunk_up_and_others_name_it(vae):
         plan(vae, chunk=8, gb=gb, tiling="untiled")
 
 
-def test_a_chunk_that_is_not_the_only_cause_is_told_of_too(vae):
+def test_chunk_and_frames(vae):
     """The message names the need of the frames, and apart from it the chunk's own."""
     for options in ({"tiling": "untiled"}, {"tiling": "blended", "tile": 96}):
         with pytest.raises(PlanError) as short:
@@ -174,7 +178,8 @@ def test_a_chunk_that_is_not_the_only_cause_is_told_of_too(vae):
         assert more.endswith("GB: lower it too (0 lets the planner choose)")
 
 
-def test_the_smallest_tiles_are_named_with_what_would_help(vae):
+def test_smallest_tiles(vae):
+    """The smallest tiles are named with what would help."""
     needed = plan(vae, tiling="blended", tile=128, overlap=64, chunk=1).peak_bytes
     while True:
         try:

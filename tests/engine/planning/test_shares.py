@@ -60,14 +60,16 @@ def test_more_clips_than_devices_need_no_lead(leads):
     assert Share(0, 3, 12, 0).parts(5) == [(0, 3, 5), (1, 0, 5), (2, 0, 2)]
 
 
-def test_shares_begin_with_chunks_and_stay_within_bounds(leads):
+def test_bounds(leads):
+    """Shares begin with chunks and stay within bounds."""
     shares = split(leads, 90, [1, 1, 1], step=4)
     covered(shares, 0, 90)
     assert all(s.first % 4 == 0 for s in shares)
     covered(split(leads, 90, [1, 1], bounds=(50, 81)), 50, 81)
 
 
-def test_what_depends_on_the_whole_clip_is_not_shared(monkeypatch):
+def test_whole_clip(monkeypatch):
+    """Steps that depend on the whole clip are not shared."""
     program = wan.decoder(wan.Config((8, 8, 8, 8), (8, 8, 8, 8)))
     monkeypatch.setattr(Program, "begins", lambda self, first: (0,) * len(self.steps))
     assert len(split(Leads(program, 8, 8), 30, [1, 1])) == 1

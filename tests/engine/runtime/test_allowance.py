@@ -39,7 +39,8 @@ def card(monkeypatch):
     return fake
 
 
-def test_the_limit_holds_in_steps_and_ends_with_them(card):
+def test_limit_in_steps(card):
+    """The limit holds in steps and ends with them."""
     with Allowance(CARD, 400, held=100) as run:
         assert card.fraction == 1 and card.emptied == 1
         for _ in range(2):
@@ -49,7 +50,8 @@ def test_the_limit_holds_in_steps_and_ends_with_them(card):
     assert card.emptied == 1
 
 
-def test_the_limit_ends_with_errors_and_cancelled_runs(card):
+def test_limit_ends(card):
+    """The limit ends with errors and cancelled runs."""
     with pytest.raises(torch.OutOfMemoryError), Allowance(CARD, 400) as run, run.step():
         raise torch.OutOfMemoryError
     assert card.fraction == 1
@@ -67,7 +69,8 @@ def test_the_limit_ends_with_errors_and_cancelled_runs(card):
     assert card.fraction == 1
 
 
-def test_memory_that_the_caller_takes_between_steps_comes_on_top(card):
+def test_memory_of_the_caller(card):
+    """Memory that the caller takes between steps comes on top."""
     with Allowance(CARD, 400) as run:
         card.allocated = 350  # before the first step: weights that the run has moved to the device
         with run.step():
@@ -92,7 +95,7 @@ def test_a_lower_limit_of_the_host_stays(card):
 
 
 @pytest.mark.parametrize("told", [None, 122_888_273.8])
-def test_a_limit_that_torch_does_not_tell_counts_as_none(card, monkeypatch, told):
+def test_unknown_limit(card, monkeypatch, told):
     """torch before 2.8, and what cudaMallocAsync says."""
     if told is None:
         monkeypatch.delattr(torch.cuda, "get_per_process_memory_fraction")
@@ -109,7 +112,8 @@ def test_more_than_the_card_has_is_no_limit(card):
 
 
 @pytest.mark.parametrize("limits", [True, False])
-def test_there_is_no_limit_while_another_run_has_begun(card, limits):
+def test_two_runs(card, limits):
+    """There is no limit while another run has begun."""
     with Allowance(CARD, 300) as one, one.step():
         assert card.fraction == pytest.approx(0.6)
         with Allowance(CARD, 100, limits=limits) as other:
@@ -120,7 +124,8 @@ def test_there_is_no_limit_while_another_run_has_begun(card, limits):
     assert card.fraction == 1
 
 
-def test_convolutions_find_their_workspace_in_steps_only(card, monkeypatch):
+def test_workspace(card, monkeypatch):
+    """Convolutions find their workspace in steps only."""
     taken = []
     monkeypatch.setattr(torch, "empty", lambda size, dtype, device: taken.append(size))
     big = allowance.SMALL + 1
@@ -145,7 +150,8 @@ def test_a_cpu_has_no_limit(card):
         assert card.fraction == 1 and not card.emptied
 
 
-def test_slower_algorithms_for_want_of_memory_are_said(card, monkeypatch):
+def test_slower_algorithms(card, monkeypatch):
+    """Slower algorithms for want of memory are said."""
     said = []
     monkeypatch.setattr(allowance.log, "once", said.append)
     for failures in (0, 3):
@@ -154,7 +160,7 @@ def test_slower_algorithms_for_want_of_memory_are_said(card, monkeypatch):
     assert len(said) == 1 and "raise vram_gb" in said[0]
 
 
-def test_a_plan_that_found_no_memory_is_first_allowed_more(make_vae_file, monkeypatch):
+def test_no_memory(make_vae_file, monkeypatch):
     """If the target has room, the same plan runs, restated. Then, and for fused plans, a leaner one."""
     vae = load(make_vae_file(), device="cpu")
     monkeypatch.setattr(call, "enforced", lambda device: True)

@@ -4,7 +4,8 @@ import torch
 from zerowaste_vae.engine.runtime.arena import ALIGN, Arena
 
 
-def test_arena_learns_its_size_and_then_hands_out_the_same_places():
+def test_places():
+    """Arena learns its size and then hands out the same places."""
     def program(arena):
         a = arena.take((3, 5), torch.float32)
         with arena.scope():
@@ -30,7 +31,8 @@ def test_arena_learns_its_size_and_then_hands_out_the_same_places():
     assert b.data_ptr() == c.data_ptr()
 
 
-def test_what_is_taken_after_a_restart_lies_over_what_was_there_at_either_end():
+def test_restart_overlap():
+    """After a restart, memory lies over what was there, at either end."""
     def program(arena):
         pairs, tops = [], arena.tops
         for _ in range(2):

@@ -54,7 +54,7 @@ class Runtime:
         return 0
 
 
-def test_windows_is_asked_for_a_quarter_of_its_memory(gpu, monkeypatch):
+def test_windows_quarter(gpu, monkeypatch):
     """Blocks beyond are ordinary memory, and others are locked once the first are given back."""
     runtime, said = Runtime(), []
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
@@ -74,7 +74,7 @@ def test_windows_is_asked_for_a_quarter_of_its_memory(gpu, monkeypatch):
     assert pool.take(99 * pinned.PAGE).data_ptr() in runtime.locked
 
 
-def test_what_the_system_grants_stays_and_the_rest_is_ordinary_memory(gpu, monkeypatch):
+def test_partly_granted(gpu, monkeypatch):
     """A block is locked piece by piece up to the first refusal, which is said once, and no copy reaches over an end."""
     runtime, said = Runtime(most=2), []
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)

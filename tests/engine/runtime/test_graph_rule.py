@@ -72,7 +72,8 @@ def launch(notes, host, seconds, clock):
     assert notes.launch("kind", work, lambda: clock) == "result"
 
 
-def test_launches_are_timed_once_kernels_are_compiled(host):
+def test_timed_after_compiling(host):
+    """Launches are timed once kernels are compiled."""
     notes, clock = Notes(), Late()
     launch(notes, host, 15.0, None)
     assert notes.times == {}
@@ -84,7 +85,8 @@ def test_launches_are_timed_once_kernels_are_compiled(host):
     assert notes.times["kind"] == Times(pytest.approx(13.0), 13.5)
 
 
-def test_the_quickest_launch_counts_and_what_the_gpu_did_stays_known(host):
+def test_quickest_launch(host):
+    """The quickest launch counts and what the gpu did stays known."""
     notes = Notes()
     launch(notes, host, 1.0, None)
     for seconds, span in ((0.020, 21.0), (0.013, 13.5), (0.030, 31.0)):
@@ -96,7 +98,8 @@ def test_the_quickest_launch_counts_and_what_the_gpu_did_stays_known(host):
     assert notes.times["kind"] == Times(pytest.approx(13.0), 13.5, 6.75)
 
 
-def test_a_gpu_that_begins_after_the_last_launch_is_busy_all_the_time(host):
+def test_busy_gpu(host):
+    """A gpu that begins after the last launch is busy all the time."""
     notes, clock = Notes(), Late(begun=False)
     launch(notes, host, 1.0, None)
     launch(notes, host, 0.030, clock)  # longer than launches take: the queue was full

@@ -140,7 +140,7 @@ def test_batches_and_histories_from_other_slots(vae, plain, noise):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_calls_in_and_out_of_inference_mode_share_what_is_kept(vae, plain, noise, first):
+def test_inference_mode(vae, plain, noise, first):
     """A host runs nodes in inference mode, a script does not: the memory and the graphs of one serve the other."""
     z, video = noise(1, 16, 1, 1, 1), noise(1, 8, 8, 3).sigmoid()
     expected, latent = plain.decode(z), plain.encode(video)
@@ -196,7 +196,8 @@ def test_cancelled_calls_keep_nothing(vae, plain, noise):
 
 
 @pytest.mark.parametrize("trouble", ["record", "replay"])
-def test_failures_are_said_once_and_change_nothing(vae, plain, noise, monkeypatch, trouble):
+def test_failures(vae, plain, noise, monkeypatch, trouble):
+    """Failures are said once and change nothing."""
     z = noise(1, 16, 1, 1, 1)
     expected = plain.decode(z)
     monkeypatch.setattr(FakeGraph, "failing", {trouble})
@@ -253,7 +254,7 @@ def test_idle_gpus_record_when_it_pays(vae, plain, noise, monkeypatch):
     assert KEPT.nbytes(CPU) > 0
 
 
-def test_another_thread_wants_the_memory_back_as_the_next_call_begins(vae, plain, noise, monkeypatch):
+def test_memory_for_another_thread(vae, plain, noise, monkeypatch):
     """As another VAE's run does when memory is short."""
     z, freeing, free = noise(1, 16, 3, 2, 3), threading.Event(), Run.free
     frames = plain.decode(z, chunk=1)

@@ -165,14 +165,16 @@ def size(run):
     return sum(p.rows.nbytes for holder, key in run.holders() for p in holder.history(key))
 
 
-def test_room_is_asked_for_before_anything_is_copied(parked, monkeypatch):
+def test_room_before_copies(parked, monkeypatch):
+    """Room is asked for before anything is copied."""
     monkeypatch.setattr(handover, "available_ram", lambda: size(parked))  # as much, and nothing to spare
     with Copies() as copies, pytest.raises(MemoryError, match="histories"):
         hand_over(parked)
     assert copies.made == 0
 
 
-def test_histories_are_copied_once_and_freed_as_they_arrive(parked):
+def test_copied_once(parked):
+    """Histories are copied once and freed as they arrive."""
     whole = size(parked)
     assert whole > 0
     with Copies() as copies:

@@ -60,7 +60,7 @@ def test_devices_do_not_take_each_others():
     assert there.freed == 2
 
 
-def test_nobody_goes_on_while_another_thread_frees_it():
+def test_freed_by_another_thread():
     """The memory of a VAE's run, which another VAE's thread wants back just when the first one's next call begins."""
     kept, freeing, go_on = Kept(), threading.Event(), threading.Event()
 

@@ -88,7 +88,7 @@ def test_histories_over_the_ends_of_pieces(model, noise, monkeypatch):
 
 
 @torch.no_grad()
-def test_rings_do_not_grow_when_a_walk_is_announced(model, noise, atol):
+def test_announced_walk(model, noise, atol):
     """One convolution in a ring of its own, all others parked, in steps that are walked once while planned."""
     fused, only = FusedDecoder(model.decoder, torch.float32), "decoder.up_blocks.1.upsamplers.0.conv"
     z = noise(16, 2, 3, 2)
@@ -142,7 +142,8 @@ def test_next_clip_starts_afresh(model, noise):
 @pytest.mark.parametrize(
     ("rows", "step", "reach", "band"), [(200, 1, 3, 64), (64, 1, 3, 64), (70, 2, 4, 64), (5, 1, 2, 64)]
 )
-def test_bands_store_every_row_once_and_none_before_it_is_read(rows, step, reach, band):
+def test_rows_of_bands(rows, step, reach, band):
+    """Bands store every row once and none before it is read."""
     bands = list(split_rows(rows, step, reach, band))
     assert [b.first for b in bands] == list(range(0, rows, band))
     assert bands[-1].last == rows
@@ -205,7 +206,8 @@ def test_what_stays_is_kept_without_a_visit(head, counts):
             assert [f.unique().tolist() for f in frames] == [[float(v)] for v in seen[-2:]]
 
 
-def test_what_travels_most_for_its_work_stays_first():
+def test_order_of_parking():
+    """Histories that travel most for their work stay first."""
     busy, idle, twice = history(300, work=1000), history(300, work=10), history(300, times=2, work=1000)
     all_three = [busy, idle, twice]
     whole = idle.near_bytes(5)
@@ -219,7 +221,8 @@ def test_what_travels_most_for_its_work_stays_first():
     assert [h.near for h in all_three] == [0, 0, 0]
 
 
-def test_a_use_nobody_announced_is_fetched_all_the_same():
+def test_unannounced_use():
+    """A use nobody announced is fetched all the same."""
     parked = Parked(Parking(None, 0), CPU)
     plane = (6, 3, 1)
     (band,) = parked.bands("a", plane, torch.float32, 2, 1, 4, 1, 3, 1)
@@ -305,7 +308,7 @@ def test_a_clips_first_pass_takes_taller_bands():
     parked.free()
 
 
-def test_what_a_refused_allocation_has_taken_is_given_back():
+def test_refused_allocation():
     """The host's memory comes first, and is nobody's where the device then has none."""
     parked = Parked(Parking(None, 0), CPU)
     (band,) = parked.bands("a", (6, 3, 1), torch.float32, 2, 1, 4, 1, 3, 1)
@@ -326,7 +329,8 @@ def test_what_a_refused_allocation_has_taken_is_given_back():
     assert POOL.nbytes == 0
 
 
-def test_pool_uses_blocks_again_and_gives_them_back():
+def test_pool():
+    """Pool uses blocks again and gives them back."""
     pool = PinnedPool()
     a = pool.take(100_000)
     b = pool.take(10)
@@ -347,7 +351,8 @@ def test_pool_uses_blocks_again_and_gives_them_back():
 
 
 @torch.no_grad()
-def test_a_plan_with_a_little_less_room_uses_the_same_host_memory(model, noise, monkeypatch):
+def test_host_memory(model, noise, monkeypatch):
+    """A plan with a little less room uses the same host memory."""
     monkeypatch.setattr("zerowaste_vae.engine.runtime.parking.SPARE_SHARE", 2)
     fused, z = FusedDecoder(model.decoder, torch.float32), noise(16, 2, 17, 3)
     decode(fused, z, 1, 2, Parking(None, 0, near=900_000))

@@ -189,7 +189,7 @@ def test_a_wait_that_is_left_out_is_found(gpu):
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(("buffers", "near"), [(2, 0), (3, 20_000)])
-def test_a_clip_that_is_broken_off_anywhere_leaves_nothing_to_meet(gpu, seed, buffers, near):
+def test_broken_off_clip(gpu, seed, buffers, near):
     """Before a copy, between two of them, or before the convolution: the next clip begins in the same memory."""
     draw = random.Random(seed)
     network = list(layers(draw))

@@ -130,7 +130,7 @@ def test_two_threads_never_get_one_block():
     assert len(set(taken)) == 2
 
 
-def test_what_the_pool_keeps_for_the_next_run_counts_as_free(monkeypatch):
+def test_pool_counts_as_free(monkeypatch):
     """The same parked call is planned the same way a second time."""
     free, pool = 10 << 20, PinnedPool()  # other tests' runs may not be collected yet
     monkeypatch.setattr(memory, "POOL", pool)
@@ -155,7 +155,8 @@ def test_blocks_serve_in_every_mode():
 
 
 
-def test_release_gives_torchs_own_page_locked_memory_back(vae, monkeypatch):
+def test_release(vae, monkeypatch):
+    """Release gives torchs own page locked memory back."""
     emptied = []
     monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: emptied.append(True), raising=False)
     vae.release()
@@ -167,7 +168,7 @@ def test_release_gives_torchs_own_page_locked_memory_back(vae, monkeypatch):
     vae.release()
 
 
-def test_memory_is_given_back_after_another_threads_recording(monkeypatch):
+def test_other_recording(monkeypatch):
     """torch refuses to empty its cache, and CUDA breaks the recording off, while launches are recorded."""
     recording, seen = threading.Event(), []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(recording.is_set()))

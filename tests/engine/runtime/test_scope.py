@@ -69,7 +69,8 @@ def test_a_cpu_run_touches_nothing_but_gradients(strange_host):
         assert settings() == {**strange_host, "grad": False}
 
 
-def test_plain_attention_replaces_torchs_and_equals_it(noise, monkeypatch):
+def test_plain_attention(noise, monkeypatch):
+    """Plain attention replaces torchs and equals it."""
     q, k, v = (noise(2, 1, 700, 24, seed=s) for s in range(3))
     attend = torch.nn.functional.scaled_dot_product_attention
     expected, calls = attend(q, k, v), []
@@ -84,7 +85,8 @@ def test_plain_attention_replaces_torchs_and_equals_it(noise, monkeypatch):
     assert calls == [1]
 
 
-def test_dry_runs_see_the_scores_of_plain_attention():
+def test_attention_in_dry_runs():
+    """Dry runs see the scores of plain attention."""
     n, c = 4096, 64
     q = torch.empty(1, 1, n, c, device="meta")
 

@@ -55,7 +55,8 @@ def test_sums_are_stated_for_every_schedule(sm, phases, dtype, size):
 @pytest.mark.parametrize("sm", [80, 90, 100, 120])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=str)
 @pytest.mark.parametrize("size", [(90, 160), (720, 1280), (727, 1285)], ids=str)
-def test_sums_of_planes_are_stated_for_every_schedule(sm, dtype, size):
+def test_sums_of_planes(sm, dtype, size):
+    """Sums of planes are stated for every schedule."""
     h, w = size
     for channels in (32, 128, 256, 512):
         s = winograd.pick(capabilities("GPU", sm, (3, 6)), dtype, channels, channels, size)
@@ -68,7 +69,8 @@ def test_sums_of_planes_are_stated_for_every_schedule(sm, dtype, size):
         assert taken <= stated <= 4.5 * taken
 
 
-def test_sums_live_as_long_as_they_are_referred_to():
+def test_life_of_sums():
+    """Sums live as long as they are referred to."""
     walk, out = Walk(), torch.empty(2, 64, 128, 128, device=META)
     size = sums_bytes(tuple(out.shape), 32)
     first = walk.sums(out, 32)
@@ -95,7 +97,7 @@ def test_sums_of_large_frames_are_in_the_plan(walk, half):
     assert walk.sizes(half, 1, 1, 540, 960, torch.float32).device > run.nbytes + TEMPORARY_BYTES
 
 
-def test_frames_that_fill_no_latent_are_in_the_plan(walk):
+def test_trailing_frames(walk):
     """113 MiB at 1287x727."""
     even, odd = (walk.sizes("encoder", 1, 1, 90, 160, torch.float32, rest=rest).device for rest in ((0, 0), (7, 7)))
     real = walk.network("encoder").plan(1, 727, 1287, 1, META).nbytes - walk.network("encoder").plan(1, 720, 1280, 1,
@@ -114,7 +116,8 @@ def test_the_frames_of_a_single_chunk_arrive_once(walk):
 @pytest.mark.parametrize("parking", [None, Parking(None, 64 << 20)], ids=["resident", "parked"])
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
 @pytest.mark.parametrize("family", ["seedvr2", "wan2.1", "wan2.2"])
-def test_equal_steps_are_walked_once_and_count_as_often(family, half, parking, monkeypatch):
+def test_equal_steps(family, half, parking, monkeypatch):
+    """Equal steps are walked once and count as often."""
     if family == "seedvr2":
         walk = walk_of(ARCHITECTURE, Config((32, 64, 64, 64), (32, 64, 64, 64)), torch.float16)
     else:

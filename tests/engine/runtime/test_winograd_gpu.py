@@ -45,7 +45,7 @@ def test_every_placement_has_the_same_bits(precision, monkeypatch):
         assert torch.equal(vae.encode(video), latent)
 
 
-def test_norms_over_channels_and_shuffled_phases_have_the_same_bits(monkeypatch):
+def test_equal_bits(monkeypatch):
     """HunyuanVideo 1.5: planes behind norms over channels and of a residual stream, borders that are copies."""
     direct = make("hunyuanvideo1.5-128", "fp16")
     vae = direct.with_options(DEFAULTS.switched(on=["winograd"]))

@@ -40,7 +40,8 @@ def current(monkeypatch):
     return now
 
 
-def test_its_device_is_current_inside_and_the_callers_after(current):
+def test_current_device(current):
+    """Its device is current inside and the callers after."""
     with pytest.raises(KeyError), scoped_math(SECOND):
         assert current() == 1
         raise KeyError
@@ -63,7 +64,7 @@ def test_the_raw_pair_and_measuring_too(current, vae_file, noise, monkeypatch):
     assert seen == [1, 1, 1, 1] and current() == 0
 
 
-def test_frames_are_waited_for_on_their_own_device(current, noise, monkeypatch):
+def test_waiting(current, noise, monkeypatch):
     """Also where somebody has changed the current device meanwhile: the event follows the copy's stream."""
     recorded = []
 
@@ -88,7 +89,7 @@ def test_frames_are_waited_for_on_their_own_device(current, noise, monkeypatch):
     assert recorded == ["stream of 1", "stream of 1"]
 
 
-def test_uploads_of_all_calls_and_threads_share_a_stream(current, monkeypatch):
+def test_upload_stream(current, monkeypatch):
     """torch keeps the memory of finished copies for the stream that they were on: with a stream for each call, every
     call of an encode at 1280x720 reserved its chunks' frames anew."""
     made = []
@@ -105,7 +106,7 @@ def test_uploads_of_all_calls_and_threads_share_a_stream(current, monkeypatch):
     assert StagedReader(SECOND, ahead=False)._stream is None
 
 
-def test_one_run_after_the_other_copies_on_the_same_streams(monkeypatch):
+def test_copy_streams(monkeypatch):
     """Copies have another priority than kernels; runs at the same time have streams of their own."""
     made = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: made.append((device, priority)) or len(made))
@@ -116,7 +117,7 @@ def test_one_run_after_the_other_copies_on_the_same_streams(monkeypatch):
     assert made == [(SECOND, -1)] * 4
 
 
-def test_streams_of_threads_that_have_ended_serve_later_ones(monkeypatch):
+def test_streams_of_threads(monkeypatch):
     """Several GPUs have threads for each call: with streams of their own, every call would reserve its memory anew."""
     made = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or len(made))
@@ -145,7 +146,8 @@ def test_streams_of_threads_that_have_ended_serve_later_ones(monkeypatch):
     assert used(3) == [1, 1, 2, 2, 3, 3]
 
 
-def test_a_gpu_without_a_number_is_the_one_current_at_loading(current, monkeypatch):
+def test_number(current, monkeypatch):
+    """A gpu without a number is the one current at loading."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with torch.cuda.device(SECOND):

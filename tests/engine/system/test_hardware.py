@@ -44,7 +44,8 @@ def test_fast_paths_name_their_reason():
     assert all(path.reason for path in without.fast_paths)
 
 
-def test_triton_kernels_are_on_only_where_they_run():
+def test_triton():
+    """Triton kernels are on only where they run."""
     card = replace(survey(), gpus=(CARD,), gpu_problem=None)
     on = replace(card, kernels=True, kernel_limits=()).fast_paths[-1]
     assert on.on and "fp16" in on.reason
@@ -96,7 +97,8 @@ def test_a_missing_torch_does_not_raise(monkeypatch):
     assert seen.torch is None and seen.gpu_problem == "torch is not installed"
 
 
-def test_a_gpu_whose_driver_does_not_answer_is_still_listed(monkeypatch):
+def test_silent_driver(monkeypatch):
+    """A gpu whose driver does not answer is still listed."""
     class Properties:
         name, major, minor, total_memory = "GPU", 9, 0, 8 * GIB
 

@@ -74,7 +74,8 @@ def test_nested_groups_of_the_first_version(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="control groups are Linux's")
-def test_a_group_outside_of_what_a_container_sees_is_not_looked_for(tmp_path, monkeypatch):
+def test_hidden_group(tmp_path, monkeypatch):
+    """A group outside of what a container sees is not looked for."""
     limit_group(tmp_path / "sees", 5000, 2000)
     limit_group(tmp_path, 100, 0)
     own = tmp_path / "own"
