@@ -5,22 +5,34 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from . import cosmos, hunyuan, hunyuan15, hunyuan_refiner, kl, ltx, ltx_diffusion, minimax_h3, mochi, seedvr2, wan
+from . import (
+    cosmos,
+    hunyuan,
+    hunyuan15,
+    hunyuan_image,
+    hunyuan_refiner,
+    kl,
+    ltx,
+    ltx_diffusion,
+    minimax_h3,
+    mochi,
+    seedvr2,
+    wan,
+)
 from .arch import Architecture, KeySet
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, kl.SD, kl.FLUX, kl.FLUX2,
     ltx.ARCHITECTURE, ltx_diffusion.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE,
-    hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, hunyuan_refiner.ARCHITECTURE,
+    hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, hunyuan_image.ARCHITECTURE, hunyuan_refiner.ARCHITECTURE,
     minimax_h3.ARCHITECTURE,
 )  # fmt: skip
 #: The architecture of plans, benchmarks and reasons if no file is given.
 DEFAULT = ARCHITECTURES[0]
 #: Search terms for all published VAEs.
 WORDS = tuple(dict.fromkeys(word for a in ARCHITECTURES if a.published for word in a.published.words))
-#: Parts of the names of files that hold another network than the family they are named after: reduced decoders, audio,
-#: and layers that ComfyUI has quantised, which its own code runs.
-_NOT_THE_FAMILY = re.compile(r"tae|lighttae|lightvae|audio|convrot", re.IGNORECASE)
+#: Parts of the names of files that hold another network than the family they are named after: reduced decoders, audio.
+_NOT_THE_FAMILY = re.compile(r"tae|lighttae|lightvae|audio", re.IGNORECASE)
 #: Families that read the latents of another one: LTX-2.5's two decoders share one encoder and one set of statistics,
 #: LTX-2.3's; Stable Video Diffusion's decoder was trained on Stable Diffusion's encoder.
 _SPACES = {"ltx-diffusion": "ltx", "svd": "sd"}
@@ -46,11 +58,6 @@ _TEMPORAL_SD = KeySet(
         ("decoder.up_blocks.0.resnets.0.spatial_res_block.conv1.weight", "decoder.time_conv_out.weight"),
     ),
     title="Stable Video Diffusion's VAE",
-)
-_HUNYUAN_IMAGE = KeySet(
-    "hunyuanimage",
-    tuple(tuple(f"{row}.5.block.{i}.conv1.weight" for i in (0, 1)) for row in ("decoder.up", "encoder.down")),
-    title="HunyuanImage 2.1's VAE",
 )
 _HUNYUAN15_DIFFUSERS = KeySet(
     "hunyuanvideo1.5-diffusers", ((f"{_NORM}.gamma", "decoder.mid_block.resnets.0.conv1.conv.weight"),),
@@ -100,7 +107,7 @@ KEY_SETS = (
     ltx_diffusion.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys,
     _COGVIDEOX, _MOVQ, hunyuan15.ARCHITECTURE.keys, _HUNYUAN15_DIFFUSERS, hunyuan.ARCHITECTURE.keys, hunyuan.DIFFUSERS,
     cosmos.ARCHITECTURE.keys, _QWEN21, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
-    _TEMPORAL_SD, _HUNYUAN_IMAGE, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
+    _TEMPORAL_SD, hunyuan_image.ARCHITECTURE.keys, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
     kl.FLUX2.keys, kl.SD.keys, hunyuan_refiner.ARCHITECTURE.keys, kl.FLUX.keys, *_OTHERS,
 )  # fmt: skip
 #: The first name of each. Flux.2's is left out: its files have Flux's, too, and many other networks have such norms.

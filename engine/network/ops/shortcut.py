@@ -18,7 +18,7 @@ from ...precision.forms import Balancer, Operands
 from ...runtime.planes import as_read
 from ...runtime.run import COPY, Run
 from ...runtime.weights import Conv
-from ..packed import conv_of, packed_conv
+from ..packed import clip_kernel, conv_of, packed_conv
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
 from ..state import State
 from .conv import Between, OneConv, conv_work, styled, taps_of
@@ -109,7 +109,7 @@ class ShortcutUp(Shortcut):
 
         def make(balancer: Balancer | None) -> tuple[Weight, Tensor]:
             pack = pack_planes if planes else pack_weight
-            weight = pack(_by_phase(conv.weight, z), form.dtype, (z, 2, 2), balance=balancer)
+            weight = pack(_by_phase(clip_kernel(conv.weight), z), form.dtype, (z, 2, 2), balance=balancer)
             return weight, _by_phase(conv.bias, z).float()
 
         return operands.once(conv.key, form, lambda: packed_conv(conv.key, form, make))

@@ -7,6 +7,7 @@ from zerowaste_vae.engine.archs import (
     cosmos,
     hunyuan,
     hunyuan15,
+    hunyuan_image,
     hunyuan_refiner,
     kl,
     ltx,
@@ -42,6 +43,7 @@ SMALL = {
     "cosmos": cosmos.Config(None, (16, 16, 16)),
     "hunyuanvideo": hunyuan.Config(None, WIDTHS, norm_groups=4),
     "hunyuanvideo1.5": hunyuan15.Config(None, (32,) * 5, 16),
+    "hunyuanimage": hunyuan_image.Config(None, (32,) * 6, 16, norm_groups=8),
     "hunyuanimage-refiner": hunyuan_refiner.Config(None, (32,) * 5, 16, norm_groups=8),
     "minimaxh3": minimax_h3.Config(None, 64, 3, 96, norm_groups=4),
 }

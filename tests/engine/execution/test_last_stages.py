@@ -10,6 +10,7 @@ from zerowaste_vae.engine.archs import (
     cosmos,
     hunyuan,
     hunyuan15,
+    hunyuan_image,
     hunyuan_refiner,
     kl,
     ltx,
@@ -47,6 +48,7 @@ CONFIGS = {
     "cosmos": cosmos.Config((32, 32, 32), (32, 32, 32), 16),
     "hunyuanvideo": hunyuan.Config(WIDTHS, WIDTHS, norm_groups=4),
     "hunyuanvideo1.5": hunyuan15.Config(FIVE, FIVE[::-1], 16),
+    "hunyuanimage": hunyuan_image.Config((*FIVE, 32), (*FIVE[::-1], 32), 16, norm_groups=8),
     "hunyuanimage-refiner": hunyuan_refiner.Config(FIVE, FIVE[::-1], 16, norm_groups=8),
     "minimaxh3": minimax_h3.Config((32, *WIDTHS, 32), 64, 2, 96),
 }
