@@ -177,14 +177,13 @@ def test_published_files_of_other_sizes_are_planned_with_their_own():
         assert (sizes.encoder_widths, sizes.decoder_widths) == ((128, 256, 512, 512), (96, 192, 384, 384)), name
 
 
-# The last ones are named after a family that runs, but hold another network, or layers that ComfyUI itself runs.
+# The last ones are named after a family that runs, but hold another network.
 @pytest.mark.parametrize(
     "name",
     [
         "", "never loaded", "stage_a.safetensors", "taew2_1.safetensors", "lighttaew2_2.pth",
-        "qwen_image_2.1_vae_bf16.safetensors", "Qwen-Image-2.1-VAE.safetensors", "ltx-2.5-video-vae-bf16.safetensors",
-        "ltx-2.5-22b-dev.safetensors", "LTX2.5_audio_vae_conv.safetensors", "ltx-2.3-audio-vae.safetensors",
-        "minimax_h3_video_vae_int8_convrot.safetensors", "minimax_h3_audio_vae.safetensors", "svd_xt.safetensors",
+        "qwen_image_2.1_vae_bf16.safetensors", "Qwen-Image-2.1-VAE.safetensors", "LTX2.5_audio_vae_conv.safetensors",
+        "ltx-2.3-audio-vae.safetensors", "minimax_h3_audio_vae.safetensors", "svd_xt.safetensors",
         "cogvideox_vae.safetensors", "mage_flow_vae_bf16.safetensors",
     ],
 )  # fmt: skip
