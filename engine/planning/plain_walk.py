@@ -101,7 +101,7 @@ class PlainWalk:
         self._front = functools.lru_cache(maxsize=1024)(self._walk_front)
         self._tile = functools.lru_cache(maxsize=1024)(self._walk_tile)
         #: (component, convolutions as products) -> records of its steps.
-        self._known: dict[tuple[str, bool], defaultdict[Step, Known]] = defaultdict(lambda: defaultdict(Known))
+        self._known: dict[tuple[str, bool], defaultdict[Step, Known]] = defaultdict(lambda: defaultdict(dict))
 
     def peak(
         self, half: str, latents: int, steps: Steps, frame: Size, tile: Size, rest: Size, how: Torch,

@@ -6,11 +6,11 @@ in their names."""
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,81 +69,9 @@ class _Record:
     taken: list[str] = field(default_factory=list)
 
 
-class _Histories(dict[str, Tensor]):
-    """Histories that note which keys were read, and which were written or dropped."""
-
-    def __init__(self, histories: dict[str, Tensor]) -> None:
-        super().__init__(histories)
-        self.asked: set[str] = set()
-        self.written: set[str] = set()
-
-    def __getitem__(self, key: str) -> Tensor:
-        self.asked.add(key)
-        return super().__getitem__(key)
-
-    def __contains__(self, key: object) -> bool:
-        self.asked.add(str(key))
-        return super().__contains__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.asked.add(key)
-        return super().get(key, default)
-
-    def __setitem__(self, key: str, value: Tensor) -> None:
-        self.written.add(key)
-        super().__setitem__(key, value)
-
-    def pop(self, key: str, *default: Any) -> Any:
-        self.asked.add(key)
-        self.written.add(key)
-        return super().pop(key, *default)
-
-
-class _Counts(Counter[str]):
-    """Counts that note which keys were read."""
-
-    def __init__(self, counts: Counter[str]) -> None:
-        super().__init__(counts)
-        self.asked: set[str] = set()
-
-    def __getitem__(self, key: str) -> int:
-        self.asked.add(key)
-        return super().__getitem__(key)
-
-
-class _Through(set[str]):
-    """Set of finished norms that notes which keys were looked up."""
-
-    def __init__(self, through: set[str]) -> None:
-        super().__init__(through)
-        self.asked: set[str] = set()
-
-    def __contains__(self, key: object) -> bool:
-        self.asked.add(str(key))
-        return super().__contains__(key)
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """Findings about steps that are alike.
-
-    asks: keys that a step has looked up in its State: histories, constants, counts and finished norms. records: by the
-    input and what was found under these keys. In all keys `_OWN` stands for the step's name."""
-
-    asks: tuple[frozenset[str], ...] = (frozenset(),) * 4
-    records: dict[Hashable, _Record] = field(default_factory=dict)
-
-
-class Known:
-    """Holder of the facts about steps that are alike, for one component under the same operators.
-
-    Threads may share it: when a step looks up more keys, the facts are replaced, not changed."""
-
-    def __init__(self) -> None:
-        self.facts = _Facts()
-
-
-#: Stands for the name of a step.
+#: Records of steps that are alike, by everything that their memory and results depend on, with _OWN for the step's name
+#: in keys of the State. Threads may share it.
+Known = dict[Hashable, _Record]
 _OWN = "\0"
 
 
@@ -155,6 +83,22 @@ class Repeated:
     def __init__(self, step: Step, memory: PeakMemory, known: Known) -> None:
         self.name, self.size = step.name, step.size
         self._step, self._memory, self._known = step, memory, known
+        self._owns = functools.cache(lambda key: f".{step.name}." in f".{key.partition(' ')[0]}.")
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        if state is None:
+            with seen():
+                return self._step.plain(part, x, None)
+        question = self._question(x, state)
+        record = self._known.get(question)
+        if record is None:
+            return self._walked(question, part, x, state)
+        with torch._C._DisableTorchDispatch():  # the modes would count again what the record holds
+            return self._followed(record, x, state)
+
+    def _own(self, keys: Iterable[str]) -> list[str]:
+        """Return the step's own keys of a part of the State."""
+        return [key for key in keys if self._owns(key)]
 
     def _local(self, key: str) -> str:
         return key.replace(self.name, _OWN, 1)
@@ -162,65 +106,41 @@ class Repeated:
     def _full(self, key: str) -> str:
         return key.replace(_OWN, self.name, 1)
 
-    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
-        if state is None:
-            with seen():
-                return self._step.plain(part, x, None)
-        if not isinstance(state.histories, _Histories):
-            state.histories, state.constants = _Histories(state.histories), _Histories(state.constants)
-            state.counts, state.through = _Counts(state.counts), _Through(state.through)
-        facts = self._known.facts
-        question = self._question(facts, x, state)
-        record = facts.records.get(question)
-        if record is None:
-            return self._walked(facts, question, part, x, state)
-        with torch._C._DisableTorchDispatch():  # the modes would count again what the record holds
-            return self._followed(record, x, state)
-
-    def _question(self, facts: _Facts, x: Tensor, state: State) -> Hashable:
+    def _question(self, x: Tensor, state: State) -> Hashable:
         """Return everything that the step's memory and results depend on, as a key of its records."""
-        histories, constants, counts, through = facts.asks
-        found = [(key, _form(history)) for key in histories
-                 if (history := dict.get(state.histories, self._full(key))) is not None]  # fmt: skip
-        found += [key for key in constants if dict.__contains__(state.constants, self._full(key))]
-        found += [key for key in counts if dict.get(state.counts, self._full(key))]
-        found += [key for key in through if set.__contains__(state.through, self._full(key))]
+        own, local = self._own, self._local
+        found = [(local(key), _form(state.histories[key])) for key in own(state.histories)]
+        found += [("constant", local(key)) for key in own(state.constants)]
+        found += [("frames before", local(key)) for key in own(state.counts) if state.counts[key]]
+        found += [("through", local(key)) for key in own(state.through)]
         if state.ending:  # earlier, steps do not look at frames that wait
-            found += [(self._local(key), *map(_form, frames)) for key, frames in state.waiting.items()
-                      if self.name in key]  # fmt: skip
+            found += [(local(key), *map(_form, state.waiting[key])) for key in own(state.waiting)]
         return _form(x), state.ending, state.inside, frozenset(found)
 
-    def _walked(
-        self, facts: _Facts, question: Hashable, part: Callable[[str], nn.Module], x: Tensor, state: State
-    ) -> Tensor:
-        watched, memory = (state.histories, state.constants, state.counts, state.through), self._memory
-        for each in watched:
-            each.asked.clear()
-        state.histories.written, state.constants.written = set(), set()
-        local = self._local
-        gone = {memory.number(h): (local(k), None) for k, h in state.histories.items()}
-        gone |= {memory.number(f): (local(k), i) for k, frames in state.waiting.items() for i, f in enumerate(frames)}
-        counts, through = dict(state.counts), frozenset(state.through)
-        waiting = {k: len(frames) for k, frames in state.waiting.items()}
-        with memory.recorded() as events, seen():
+    def _walked(self, question: Hashable, part: Callable[[str], nn.Module], x: Tensor, state: State) -> Tensor:
+        own, local, number = self._own, self._local, self._memory.number
+        # By their numbers: a reference would keep them in memory.
+        histories = {key: number(state.histories[key]) for key in own(state.histories)}
+        waiting = {key: [*map(number, state.waiting[key])] for key in own(state.waiting)}
+        constants, through = {*own(state.constants)}, {*own(state.through)}
+        counts = {key: state.counts[key] for key in own(state.counts)}
+        gone: dict[int, _Gone] = {n: (local(key), None) for key, n in histories.items()}
+        gone |= {n: (local(key), i) for key, frames in waiting.items() for i, n in enumerate(frames)}
+        with self._memory.recorded() as events, seen():
             y = self._step.plain(part, x, state)
-        written = state.histories.written
-        asked = [written | state.histories.asked, *(each.asked for each in watched[1:])]
-        asks = tuple(known.union(map(local, more)) for known, more in zip(facts.asks, asked, strict=True))
-        if asks != facts.asks:  # the question lacked keys that the step depends on
-            self._known.facts = _Facts(asks)
-            return y
-        noted = {k: dict.__getitem__(state.constants, k) for k in state.constants.written}
-        left = {k: dict.get(state.histories, k) for k in written}
-        made = _named(memory, events, [y if y is not x else None, *left.values(), *noted.values()])
+        left = {key: state.histories.get(key) for key in {**histories, **dict.fromkeys(own(state.histories))}}
+        left = {key: h for key, h in left.items() if (None if h is None else number(h)) != histories.get(key)}
+        noted = {key: state.constants[key] for key in own(state.constants) if key not in constants}
+        made = _named(self._memory, events, [y if y is not x else None, *left.values(), *noted.values()])
         named = [(e, None if e.own else gone.get(e.number)) for e in events]
         if made is not None and all(e.own or what is not None for e, what in named):
             rest = iter(made[1:])
-            facts.records[question] = _Record(
+            more = {key: state.counts[key] - counts.get(key, 0) for key in own(state.counts)}
+            self._known[question] = _Record(
                 named, made[0], {local(k): next(rest) for k in left}, {local(k): next(rest) for k in noted},
-                Counter({local(k): n - counts.get(k, 0) for k, n in state.counts.items() if n != counts.get(k, 0)}),
-                frozenset(map(local, state.through - through)),
-                [local(k) for k, frames in state.waiting.items() if len(frames) > waiting.get(k, 0)],
+                Counter({local(k): n for k, n in more.items() if n}),
+                frozenset(map(local, {*own(state.through)} - through)),
+                [local(k) for k in own(state.waiting) if len(state.waiting[k]) > len(waiting.get(k, ()))],
                 [local(k) for k in waiting if k not in state.waiting],
             )  # fmt: skip
         return y
@@ -232,7 +152,7 @@ class Repeated:
         def drop(what: _Gone) -> None:
             key, place = what
             if place is None:
-                dict.pop(state.histories, full(key))
+                state.histories.pop(full(key))
             else:
                 waited[key][place] = None
 
@@ -243,7 +163,7 @@ class Repeated:
 
         for key, history in record.histories.items():
             if history is None:
-                dict.pop(state.histories, full(key), None)
+                state.histories.pop(full(key), None)
             else:
                 state.histories[full(key)] = again(history)
         for key, made in record.constants.items():
@@ -268,7 +188,7 @@ class _Picture:
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: None) -> Tensor:
         question, memory = _form(x), self._memory
-        record = self._known.facts.records.get(question)
+        record = self._known.get(question)
         if record is not None:
             with torch._C._DisableTorchDispatch():
                 blocks = memory.follow(record.events, lambda _: None)
@@ -279,7 +199,7 @@ class _Picture:
                 y = step.plain(part, y, state)
         made = _named(memory, events, [y])
         if made is not None and all(e.own for e in events):
-            self._known.facts.records[question] = _Record([(e, None) for e in events], made[0])
+            self._known[question] = _Record([(e, None) for e in events], made[0])
         return y
 
 
