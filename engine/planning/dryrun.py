@@ -94,7 +94,7 @@ class _Follow(TorchDispatchMode):
             return self._counted(func, args, kwargs or {})
 
     def _counted(self, func: Any, args: Any, kwargs: Any) -> Any:
-        out = _result(func, args, kwargs)
+        out = result(func, args, kwargs)
         for made in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(made, Tensor):
                 self._hold(made)
@@ -181,44 +181,6 @@ class _Follow(TorchDispatchMode):
             self.live -= size
             if key in self._blocks:
                 self.allocator.give(self._blocks.pop(key))
-
-
-#: Operator (by id: it is never freed, and its own hash is slow) -> True where its results are new storages and its
-#: arguments stay unchanged. _unsafe_view returns an alias without declaring it.
-_MAKES: dict[int, bool] = {id(_aten._unsafe_view.default): False}
-#: Operator and arguments without values -> sizes, strides and types of its results.
-_MADE: dict[Any, list[tuple[Any, ...]]] = {}
-_MOST_MADE = 1 << 14
-
-
-def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the result of `func` on the meta device, from a cache: torch's rules for that are slow Python."""
-    makes = _MAKES.get(id(func))
-    if makes is None:
-        makes = not any(a.alias_info for a in (*func._schema.arguments, *func._schema.returns))
-        _MAKES[id(func)] = makes
-    if not makes:
-        return result(func, args, kwargs)
-    question = id(func), _outline(args), _outline(tuple(kwargs.items())) if kwargs else ()
-    known = _MADE.get(question)  # other threads plan too, and may clear it
-    if known is not None:
-        made = [torch.empty_strided(size, by, dtype=dtype, device="meta") for size, by, dtype in known]
-        return made if len(made) > 1 else made[0]
-    out = result(func, args, kwargs)
-    results = out if isinstance(out, (tuple, list)) else [out]
-    if results and all(isinstance(r, Tensor) for r in results):
-        if len(_MADE) >= _MOST_MADE:
-            _MADE.clear()
-        _MADE[question] = [_outline(r) for r in results]
-    return out
-
-
-def _outline(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype
-    if not isinstance(value, (tuple, list)):
-        return value
-    return tuple([_outline(v) if isinstance(v, (Tensor, tuple, list)) else v for v in value])
 
 
 def _nbytes(tensor: Tensor) -> int:

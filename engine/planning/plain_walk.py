@@ -97,9 +97,8 @@ class PlainWalk:
         self._dtype = dtype
         self._spatial, self._temporal = architecture.spatial, architecture.temporal
         self._flash_attention = flash_attention
-        self._whole = functools.lru_cache(maxsize=1024)(self._walk_whole)
         self._front = functools.lru_cache(maxsize=1024)(self._walk_front)
-        self._tile = functools.lru_cache(maxsize=1024)(self._walk_tile)
+        self._clip = functools.lru_cache(maxsize=1024)(self._walk_clip)
         #: (component, convolutions as products) -> records of its steps.
         self._known: dict[tuple[str, bool], defaultdict[Step, Known]] = defaultdict(lambda: defaultdict(dict))
 
@@ -131,7 +130,7 @@ class PlainWalk:
             return sum(stated)
         if tile == frame and not program.gathers:
             lengths = self._lengths(program, latents, steps)
-            return self._long(lambda n: self._whole(half, n, steps, frame, rest, how), *lengths, most)
+            return self._long(lambda n: self._clip(half, n, steps, frame, rest, 0, how), *lengths, most)
         # The part on whole frames and the part on tiles run one after the other.
         front, channels = self._before_tiles(half, latents, steps, frame, how)
         if front > most:
@@ -140,7 +139,7 @@ class PlainWalk:
         waits = program.gathers and tile == frame
         waiting = self._dtype.itemsize * channels * math.prod(frame) * latents if waits else 0
         lengths = self._lengths(single, latents, steps)
-        tiles = self._long(lambda n: self._tile(half, n, steps, tile, rest, channels, how), *lengths, most - waiting)
+        tiles = self._long(lambda n: self._clip(half, n, steps, tile, rest, channels, how), *lengths, most - waiting)
         return max(front, waiting + tiles)
 
     def _parts(self, program: Program) -> tuple[Program, Program]:
@@ -210,22 +209,6 @@ class PlainWalk:
         with torch.inference_mode(False):
             return copy.deepcopy(model).to(self._dtype)
 
-    def _walk_whole(
-        self, half: str, latents: int, steps: Steps, frame: Size, rest: Size, how: Torch
-    ) -> Taken:
-        part, memory = self._sampled(half, how)
-
-        def program() -> None:
-            if half == "decoder":
-                features = decode_features(part, self._latents(latents, steps.latents, frame), _nothing)
-                _run_each(decode_frames(part, features, steps, _nothing, part.split))
-            else:
-                features = encode_features(part, self._video(latents, steps, frame, rest), steps, _nothing,
-                                           part.split)  # fmt: skip
-                _run(encode_moments(part, features, _nothing))
-
-        return self._peak(program, memory)
-
     def _walk_front(
         self, half: str, latents: int, chunk: int, frame: Size, how: Torch
     ) -> tuple[Taken, int]:
@@ -243,7 +226,7 @@ class PlainWalk:
         def program() -> None:
             nonlocal channels
             if half == "decoder":
-                z = self._latents(latents, chunk, frame)
+                z = self._features(latents, chunk, frame, self._model.config.latent_channels)
                 for features in decode_features(part, z, _nothing):
                     channels = features.shape[1]
             else:
@@ -251,24 +234,26 @@ class PlainWalk:
 
         return self._peak(program, memory), channels
 
-    def _walk_tile(
-        self, half: str, latents: int, steps: Steps, tile: Size, rest: Size, channels: int, how: Torch
+    def _walk_clip(
+        self, half: str, latents: int, steps: Steps, size: Size, rest: Size, channels: int, how: Torch
     ) -> Taken:
-        part, memory = self._sampled(half, how)
+        """Run a clip of whole frames; with `channels`, of tiles, up to the part on whole frames or from there on."""
+        memory = PeakMemory(how.products, how.reserves)
+        part = _Sampled(self._repeated(half, how, memory), memory)
 
         def program() -> None:
             if half == "decoder":
-                features = self._features(latents, steps.latents, tile, channels)
-                _run_each(decode_frames(part, features, steps, _nothing, part.split))
+                features = self._features(latents, steps.latents, size, channels or self._model.config.latent_channels)
+                if not channels:
+                    features = decode_features(part, features, _nothing)
+                for chunk in decode_frames(part, features, steps, _nothing, part.split):
+                    _run(chunk)
             else:
-                video = self._video(latents, steps, tile, rest)
-                _run(encode_features(part, video, steps, _nothing, part.split))
+                video = self._video(latents, steps, size, rest)
+                features = encode_features(part, video, steps, _nothing, part.split)
+                _run(features if channels else encode_moments(part, features, _nothing))
 
         return self._peak(program, memory)
-
-    def _sampled(self, half: str, how: Torch) -> tuple[_Sampled, PeakMemory]:
-        memory = PeakMemory(how.products, how.reserves)
-        return _Sampled(self._repeated(half, how, memory), memory), memory
 
     def _repeated(self, half: str, how: Torch, memory: PeakMemory) -> Half:
         return repeated(getattr(self._model, half), memory, self._known[half, how.products])
@@ -276,9 +261,6 @@ class PlainWalk:
     def _peak(self, program: Callable[[], None], memory: PeakMemory) -> Taken:
         with attention_scope(self._flash_attention), unseen():  # steps themselves run inside `seen`
             return Taken(peak_bytes(program, memory), memory.live)
-
-    def _latents(self, latents: int, chunk: int, size: Size) -> Iterable[Tensor]:
-        return self._features(latents, chunk, size, self._model.config.latent_channels)
 
     def _features(self, latents: int, chunk: int, size: Size, channels: int) -> Iterable[Tensor]:
         for first in range(0, latents, chunk):
@@ -365,11 +347,6 @@ def _sizes(state: State) -> list[torch.Size]:
 def _run(parts: Iterable[object]) -> None:
     """Consume an iterator and keep none of its results."""
     deque(parts, 0)
-
-
-def _run_each(chunks: Iterable[Iterable[object]]) -> None:
-    for chunk in chunks:
-        _run(chunk)
 
 
 def _nothing() -> None:

@@ -135,36 +135,30 @@ def test_gathered_clips(operations, half):
 def test_too_large(monkeypatch):
     """Whole frames of a clip as short as any; tiles not where what sees whole frames takes more, but for the smallest,
     which the refusal tells of."""
-    walked = []
+    walk, walked = plain_walk.PlainWalk._walk_clip, []
 
-    def noted(name):
-        walk = getattr(plain_walk.PlainWalk, name)
+    def noted(self, half, latents, steps, size, *more):
+        walked.append((latents, size))
+        return walk(self, half, latents, steps, size, *more)
 
-        def walk_noted(self, half, latents, *more):
-            walked.append((name, latents, more[1]))
-            return walk(self, half, latents, *more)
-
-        monkeypatch.setattr(plain_walk.PlainWalk, name, walk_noted)
-
-    noted("_walk_whole")
-    noted("_walk_tile")
+    monkeypatch.setattr(plain_walk.PlainWalk, "_walk_clip", noted)
     with pytest.raises(PlanError, match="smallest tiles"):
         planner_of(mochi.ARCHITECTURE).plan("encoder", (100, 270, 480), limits=Limits(4 * GIB))
     first, last = plain_walk.LINE
-    tile = (2, 2)
-    assert walked == [("_walk_whole", first, (270, 480)), *(("_walk_tile", n, tile) for n in (first, last))]
+    assert walked == [(first, (270, 480)), *((n, (2, 2)) for n in (first, last))]
 
 
 @pytest.mark.parametrize("gb", [3, 6, 12])
 def test_tiles(monkeypatch, gb):
     """Whole frames were walked no further than shows that they do not fit: what they take of it tells of the rest."""
-    walk, sizes = plain_walk.PlainWalk._walk_tile, set()
+    walk, sizes = plain_walk.PlainWalk._walk_clip, set()
 
-    def noted(self, half, latents, steps, tile, *more):
-        sizes.add(tile)
-        return walk(self, half, latents, steps, tile, *more)
+    def noted(self, half, latents, steps, size, *more):
+        if size != (76, 130):
+            sizes.add(size)
+        return walk(self, half, latents, steps, size, *more)
 
-    monkeypatch.setattr(plain_walk.PlainWalk, "_walk_tile", noted)
+    monkeypatch.setattr(plain_walk.PlainWalk, "_walk_clip", noted)
     found = planner_of(mochi.ARCHITECTURE).plan("encoder", (21, 76, 130), limits=Limits(gb * GIB))
     rows = found.grid.rows.size
     assert found.tiled and len(sizes) == 2 and min(sizes)[0] == rows < max(sizes)[0]
