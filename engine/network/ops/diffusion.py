@@ -220,7 +220,8 @@ class NeighbourDecoder(Step):
         of_block = (block_values(self.kernel) + wait) * c  # with the context of the frames that wait
         if self.sampling.velocity or self.sampling.steps > 1:
             of_block += wait * COLOURS * self.patch**2 * 4 // itemsize
-        values += held * c * tokens + self.sampling.steps * self.layers * (of_block * tokens + 11 * c**2)
+        values += (held * c + 8 * GROUP * COLOURS * self.patch**2) * tokens
+        values += self.sampling.steps * self.layers * (of_block * tokens + 11 * c**2)
         return itemsize * (values + max(transient, BLOCK_VALUES * c * GROUP * tokens))
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:

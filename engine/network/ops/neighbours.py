@@ -229,8 +229,9 @@ def slots(kernel: Kernel) -> int:
 
 
 def block_values(kernel: Kernel) -> int:
-    """Return the values for each of a frame's that a block keeps: keys, values, and frames that wait."""
-    return 2 * slots(kernel) + -(-(kernel[0] // 2 + 3) // GROUP) * GROUP
+    """Return the values for each of a frame's that a block keeps: keys, values, frames that wait, and a group that goes
+    on."""
+    return 2 * slots(kernel) + -(-(kernel[0] // 2 + 3) // GROUP) * GROUP + GROUP
 
 
 class Attend:

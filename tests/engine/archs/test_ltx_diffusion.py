@@ -8,7 +8,10 @@ from safetensors.torch import load_file, save_file
 from zerowaste_vae import CheckpointError, InputError, load
 from zerowaste_vae.engine.archs import by_file, detect, latent_space, ltx
 from zerowaste_vae.engine.archs.ltx_diffusion import ARCHITECTURE, KERNELS, LAST_KERNEL, STRIDES, Config, folded
+from zerowaste_vae.engine.kernels.blocks import angles
 from zerowaste_vae.engine.network.ops.diffusion import NeighbourDecoder, Stage
+from zerowaste_vae.engine.network.state import State
+from zerowaste_vae.engine.planning.dryrun import PeakMemory, peak_bytes
 
 from .originals import close
 
@@ -131,6 +134,32 @@ def test_published():
     assert a_frame == pytest.approx(1.94e12, rel=0.01)
     assert by_file("ltx-2.5-video-vae-bf16.safetensors") is ARCHITECTURE
     assert by_file("ltx-2.5-video-vae-conv-bf16.safetensors") is ltx.ARCHITECTURE
+
+
+def test_memory():
+    """The step states at least what its tensors take at once, at most 15 % more, and a longer clip takes no more."""
+    config, meta = ARCHITECTURE.published.config, torch.device("meta")
+    with meta:
+        decoder = ARCHITECTURE.build(config).decoder.to(torch.bfloat16)
+    for positions in (16, 32, 64, 128):
+        angles(positions, 64, meta)  # the dry run below would compute them on two devices
+    taken = []
+    for latents in (12, 14):
+        memory, state = PeakMemory(), State()
+
+        def run(latents=latents, state=state):
+            for i in range(latents):
+                state.ending = i == latents - 1
+                z = decoder.low(torch.empty(1, 128, 1, 8, 9, device="meta", dtype=torch.bfloat16), state)
+                for _ in decoder.each(z, state):
+                    pass
+
+        with torch.no_grad():
+            peak_bytes(run, memory)
+        taken.append(memory.live)
+    stated = config.decoder.memory(8, 9, 2)
+    assert max(taken) <= stated <= 1.15 * max(taken)
+    assert taken[1] <= 1.01 * taken[0]
 
 
 @pytest.mark.parametrize("given, words", [

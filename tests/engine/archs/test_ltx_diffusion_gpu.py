@@ -1,0 +1,98 @@
+"""LTX-2.5's diffusion decoder at its published widths on a real GPU: kernels beside their references, bits in every
+chunking, noise, and memory."""
+
+import gc
+
+import pytest
+import torch
+from zerowaste_vae.engine.kernels.blocks import Place, added, angles, gated_product, projected
+from zerowaste_vae.engine.kernels.neighbourhood import Window, neighbourhood
+
+from ..gpu_models import make
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+EPS, BF16 = 1e-6, torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def vae():
+    made = make("ltx-diffusion", "bf16")
+    if not made.kernels("decoder") or not made.kernels("decoder").kernels:
+        pytest.skip("no kernels run this decoder here")
+    return made
+
+
+def error(got, want):
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+def normal(*shape, scale=1.0, dtype=BF16):
+    return (torch.randn(shape, device="cuda") * scale).to(dtype)
+
+
+@pytest.mark.parametrize("shape, kernel", [
+    ((6, 18, 20), (11, 11, 11)), ((5, 9, 10), (11, 11, 11)), ((3, 37, 23), (3, 7, 7)), ((1, 6, 40), (3, 5, 5)),
+])  # fmt: skip
+@pytest.mark.parametrize("bound", [24.0, float("inf")])
+def test_neighbourhood(vae, shape, kernel, bound):
+    q, k, v = normal(*shape, 3, 4, 64).unbind(3)
+    q = q / 8
+    for first, count in ((0, shape[0]), (shape[0] // 2, 1)):
+        window = Window(kernel, first, shape[0])
+        made = [neighbourhood(q[first : first + count], k, v, window, bound=bound, backend=b)
+                for b in ("triton", "reference")]  # fmt: skip
+        assert error(*made) < 1e-2
+
+
+@pytest.mark.parametrize("height, width", [(7, 9), (16, 20)])
+def test_products(vae, height, width):
+    """At row counts that fill no tile."""
+    rows, c, d = 2 * height * width, 256, 1024
+    x, weight, bias = normal(rows, c), normal(3 * c, c, scale=c**-0.5), normal(3 * c)
+    norms, table, place = normal(2, 64, dtype=torch.float32), angles(64, 64, x.device), Place(6, height, width)
+    gate, up, biases = *(normal(d, c, scale=c**-0.5) for _ in range(2)), normal(2, d)
+    inner, down, context = normal(rows, d), normal(c, d, scale=d**-0.5), normal(rows, c)
+    found = []
+    for backend in ("triton", "reference"):
+        query, keys = x.new_empty(rows, 4, 64), x.new_empty(rows, 2, 4, 64)
+        projected(x, weight, bias, norms, table, place, EPS, query, keys, backend=backend)
+        out, sum_of = x.new_empty(rows, d), x.clone()
+        gated_product(x, gate, up, biases, EPS, out, backend=backend)
+        added(sum_of, inner, down, bias[:c], (context, weight[:c]), backend=backend)
+        found.append((query, keys, out, sum_of))
+    assert max(map(error, *found)) < 8e-3
+
+
+def test_bits(vae):
+    """Every chunking has the same bits; bf16 is as near to fp32 as rounding lets it."""
+    z = torch.randn(1, 128, 4, 4, 6, generator=torch.Generator().manual_seed(1))
+    whole = vae.decode(z)
+    assert whole.shape == (1, 25, 128, 192, 3) and whole.isfinite().all()
+    for chunk in (1, 3):
+        assert torch.equal(vae.decode(z, chunk=chunk), whole)
+    assert torch.equal(vae.decode(z, start=9, frames=4), whole[:, 9:13])
+    exact = make("ltx-diffusion", "fp32")
+    # fp32 draws other values: its noise is the bf16 one only with a seed.
+    got, want = (v.decode(z, seed=3) for v in (vae, exact))
+    mse = (got - want).square().mean().item()
+    assert mse < 10**-2.5, mse  # 25 dB of a peak of 1; random weights
+
+
+def test_memory(vae):
+    """No more is reserved than the plan states, and a longer clip takes no more."""
+    peaks = []
+    for latents in (4, 8):
+        z = torch.randn(1, 128, latents, 8, 12)
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before, plans = torch.cuda.memory_reserved(), []
+        vae.decode(z, on_plan=plans.append)
+        torch.cuda.synchronize()
+        peaks.append(torch.cuda.max_memory_reserved() - before)
+        assert plans[-1].peak_bytes >= peaks[-1]
+    assert peaks[1] <= peaks[0] * 1.1
