@@ -29,6 +29,8 @@ from zerowaste_vae.engine.runtime import run
 from zerowaste_vae.engine.runtime.weights import Conv
 from zerowaste_vae.engine.vae import VideoVAE
 
+from ..archs.small import SMALL
+
 WIDTHS = (32, 32, 32, 32)
 FIVE = (32, 32, 32, 32, 64)
 STRIDES = (3, 2, 2), (2, 2, 2), (1, 2, 2)
@@ -44,6 +46,7 @@ CONFIGS = {
     "flux": kl.Config(WIDTHS, WIDTHS, resnets=(1, 1), norm_groups=4),
     "flux2": kl.Config(WIDTHS, WIDTHS, 32, 32, **PICTURES),
     "ltx": ltx.Config(None, (ltx.Block(32, 1), *BLOCKS), 0, 32, latent_channels=16, decoder_border="zero"),
+    "ltx-diffusion": SMALL["ltx-diffusion"],
     "mochi": mochi.Config(LEVELS, LEVELS, norm_groups=8),
     "cosmos": cosmos.Config((32, 32, 32), (32, 32, 32), 16),
     "hunyuanvideo": hunyuan.Config(WIDTHS, WIDTHS, norm_groups=4),
