@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
 from ..engine.media import latent_note
-from ..engine.network.hosted import moving_bytes
+from ..engine.network.offload import moving_bytes
 from ..engine.options import TOGGLES, Options
 from ..engine.planning.fusable import availability
 from ..engine.planning.plan import Plan

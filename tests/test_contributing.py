@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from zerowaste_vae import load
-from zerowaste_vae.engine.runtime import run
+from zerowaste_vae.engine.runtime import context as run
 
 from .test_structure import ORDER, room
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..network.own_tiles import OwnTiles
+from ..network.native_tiles import NativeTiles
 from ..network.packing import SIDE, PackedLatents
 from ..network.plain import Network
 from ..network.program import Program
@@ -118,7 +118,7 @@ class Architecture:
     #: Replaces `configure` if metadata are needed besides a file's shapes.
     described: Callable[[Shapes, Mapping[str, object]], Any] | None = None
     #: The tiles and sections of networks that tile themselves.
-    own: OwnTiles | None = None
+    own: NativeTiles | None = None
     #: ComfyUI's class of such a network, whose rule of blending tiles depends on its version.
     host: str = ""
     #: Files of this layout hold VAEs with different latents, which only their weights tell apart.

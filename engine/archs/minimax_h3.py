@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass
 
 from ..errors import InputError
+from ..network.native_tiles import NativeTiles
 from ..network.ops.conv import Conv
 from ..network.ops.down import StridedDown
 from ..network.ops.ends import Linear, Moments
@@ -14,7 +15,6 @@ from ..network.ops.norm import Group
 from ..network.ops.resnet import Names, Res
 from ..network.ops.statistics import Standardise
 from ..network.ops.tokens import Tokens
-from ..network.own_tiles import OwnTiles
 from ..network.program import STEP, TILES, Program, Step, Style
 from ..network.tiled import TiledProgram
 from .arch import (
@@ -38,7 +38,7 @@ HALVED, IN_TIME = (0, 1, 2, 3), (1, 2)
 #: Channels of a head, frames per latent, and pixels per side of a latent.
 HEAD, RATE, PATCH = 64, 4, 16
 #: Pixels are normalised by ImageNet's mean and deviation.
-OWN = OwnTiles(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
+OWN = NativeTiles(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
 MEAN, DEVIATION = "latents_mean", "latents_std"
 #: Random weights, with the published statistics of latents to four digits.
 DRAWS = Draws(

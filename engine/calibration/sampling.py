@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..kernels.conv3d.types import QUANT_MAX
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
-from ..network.hosted import lent
+from ..network.offload import lent
 from ..network.plain import Half
 from ..network.steps import Latents, Steps
 from ..options import Options

@@ -13,7 +13,7 @@ from .. import log
 from ..errors import InputError, PlanError, ZeroWasteError
 from ..execution.core import Core
 from ..kernels.targets import ways
-from ..network.hosted import staying
+from ..network.offload import staying
 from ..system.devices import synchronize
 
 #: Rows and columns of the matrices whose product is timed, and the number of products.

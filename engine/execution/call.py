@@ -25,13 +25,13 @@ from ..runtime.allowance import Allowance, enforced
 from ..runtime.kept import KEPT
 from ..runtime.pixels import to_unit
 from ..runtime.pressure import out_of_memory
-from ..system.devices import empty_device_cache, make_way, synchronize
+from ..system.devices import empty_device_cache, free_cached, synchronize
 from ..system.memory import GIB
 from ..tuning import kept as tuning
-from . import clip, own_clip
+from . import clip, native_clip
+from .components import other_half
 from .core import Core
 from .guard import Guard, NonFinite, scoped
-from .halves import other_half
 from .progress import OnPlan, Ticker
 from .results import Finished, Results
 from .video import StreamVideo, TensorVideo
@@ -66,7 +66,7 @@ def decode(
         report.lead = latent_of(wanted.start, core.temporal) - first
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
-        walk = clip if plan.own is None else own_clip
+        walk = clip if plan.own is None else native_clip
         return walk.decode(vae._half("decoder", plan, seed), z, plan, results, guard, wanted)
 
     samples = functools.partial(decoder_samples, z)
@@ -99,7 +99,7 @@ def encode(
         return last - first, video.height // s, video.width // s
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
-        walk = clip if plan.own is None else own_clip
+        walk = clip if plan.own is None else native_clip
         return walk.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
 
     if program.unstreamed:
@@ -211,7 +211,7 @@ def _attempt(
     if plan.tiled or not as_run:
         KEPT.release(vae.device)  # other runs reuse it, or free it themselves
     if not as_run:
-        make_way(vae.device, getattr(vae.model, half))
+        free_cached(vae.device, getattr(vae.model, half))
     limits = _plain(plan) and enforced(vae.device)
     held = vae._held(half) + vae._plain.gaps(half)
     with Allowance(vae.device, plan.own_bytes, held, limits) as allowance:

@@ -30,9 +30,9 @@ from ..runtime.kept import KEPT
 from ..runtime.pinned import POOL
 from ..system.devices import empty_host_cache, numbered
 from ..tuning import kept
-from .halves import FusedHalves, PlainHalves, other_half
-from .own_clip import OwnHalf
-from .own_halves import OwnHalves
+from .components import FusedComponents, PlainComponents, other_half
+from .native_clip import NativeComponent
+from .native_components import NativeComponents
 from .passes import Half
 from .rescue import Rescue
 
@@ -77,7 +77,7 @@ class Core(Rescue):
         self._options = options
         model, dtype = self.model, self.dtype
         self._parameters = tuple(model.parameters())  # every plan counts their bytes; collecting them takes longer
-        self._plain = PlainHalves(model, self.architecture, dtype, options)
+        self._plain = PlainComponents(model, self.architecture, dtype, options)
         self._mixed = self._mode_of(options)
         here = weakref.proxy(self)  # no cycle: an unused VAE is freed at once, with its weights
         self.planner = make_planner(
@@ -86,8 +86,8 @@ class Core(Rescue):
         )  # fmt: skip
         self._choices = Choices(self.planner.walk, self.device, self._mixed.mode)
         self.planner.walk.lacks = self._choices.lacks
-        self._fused = FusedHalves(model, self.planner.walk, self.device, self.store)
-        self._tiled = OwnHalves(model, dtype, options, self._mixed.mode.kind)
+        self._fused = FusedComponents(model, self.planner.walk, self.device, self.store)
+        self._tiled = NativeComponents(model, dtype, options, self._mixed.mode.kind)
 
     def _mode_of(self, options: Options) -> Mixed:
         arch = self.architecture
@@ -150,7 +150,7 @@ class Core(Rescue):
         self.model.to(self.home)
         return self
 
-    def fused(self) -> FusedHalves | None:
+    def fused(self) -> FusedComponents | None:
         """Return the fused kernels, or None where they are switched off or cannot run; the reason is logged once."""
         reason = self._kernels_off(emulate=self._mixed.mode.kind is not None)
         if reason:
@@ -262,7 +262,7 @@ class Core(Rescue):
         machine = Machine.now(self.device, self._held(half), self._packed(other_half(half)))
         return machine.limits(request).shared(self.sharing, self.device)
 
-    def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half | OwnHalf:
+    def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half | NativeComponent:
         """Return a component for one run. seed: of the noise that a decoder adds between its convolutions."""
         if plan.own is not None:
             return self._tiled.half(name, plan, self.device, self._fused.encoder, self._plain.there)

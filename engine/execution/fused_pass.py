@@ -1,4 +1,5 @@
-"""Execute clips or tiles of one size on a component packed for the fused kernels, in the memory of one Run."""
+"""Execute clips or tiles of one size on a component packed for the fused kernels, in the memory of one
+ExecutionContext."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from ..network.program import Program
 from ..network.steps import Steps, with_chunks
 from ..options import Options
 from ..planning.plan import why_none
+from ..runtime.context import ExecutionContext
 from ..runtime.graph_rule import chunks_left
 from ..runtime.graphs import Graphs
 from ..runtime.handover import Handover, take_over
 from ..runtime.pixels import to_unit
-from ..runtime.run import Run
 from .passes import Clips, Gathers, Part
 from .passes import Emit as EmitResults
 from .reuse import Runs, allocated
@@ -29,15 +30,16 @@ from .staging import StagedReader
 
 
 class FusedPass:
-    """A Pass of execution/clip.py: clips or tiles of one size in the memory of one Run."""
+    """A Pass of execution/clip.py: clips or tiles of one size in the memory of one ExecutionContext."""
 
     def __init__(
-        self, network: Fused, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[Run, Graphs | None]]],
-        load: Callable[[Tensor], Tensor], step: Callable[[Run, Tensor, Emit, bool], None],
-        replay: Callable[[Run, Tensor], Tensor] | None = None,
+        self, network: Fused, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[ExecutionContext,
+        Graphs | None]]],
+        load: Callable[[Tensor], Tensor], step: Callable[[ExecutionContext, Tensor, Emit, bool], None],
+        replay: Callable[[ExecutionContext, Tensor], Tensor] | None = None,
         aside: Callable[[], AbstractContextManager[object]] = nullcontext, steps: slice = slice(None), *,
-        before: Callable[[Run, Tensor, Part], Tensor] | None = None,
-        after: Callable[[Run, Tensor, Part, Emit], None] | None = None,
+        before: Callable[[ExecutionContext, Tensor, Part], Tensor] | None = None,
+        after: Callable[[ExecutionContext, Tensor, Part, Emit], None] | None = None,
     ) -> None:  # fmt: skip
         """Bind the callables of one pass.
 
@@ -117,7 +119,7 @@ class FusedPass:
                 guard.settle(run.recover)
 
 
-class FusedHalf:
+class FusedComponent:
     """A packed component as clips go through it (execution/clip.py)."""
 
     def __init__(
@@ -145,22 +147,22 @@ class FusedHalf:
             if network.gathers:
                 ends["before"] = functools.partial(_spread, network)
 
-            def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:
+            def step(run: ExecutionContext, z: Tensor, emit: Emit, ends: bool) -> None:
                 network.chunk(run, z, steps.frames, clips.dtype, emit, ends)
 
-            def replay(run: Run, z: Tensor) -> Tensor:
+            def replay(run: ExecutionContext, z: Tensor) -> Tensor:
                 return network.whole_chunk(run, steps.frames, clips.dtype, z)
         else:
             size = *size, self._device
             if network.gathers:
                 ends["after"] = functools.partial(_collect, network, clips)
 
-            def step(run: Run, video: Tensor, emit: Emit, ends: bool) -> None:
+            def step(run: ExecutionContext, video: Tensor, emit: Emit, ends: bool) -> None:
                 moments = network.chunk(run, video, steps.frames)
                 if not run.dry and moments is not None:
                     emit(moments)
 
-            def replay(run: Run, video: Tensor) -> Tensor:
+            def replay(run: ExecutionContext, video: Tensor) -> Tensor:
                 return network.chunk(run, video, steps.frames)
 
         load = self._latents if isinstance(network, FusedDecoder) else self._video
@@ -182,7 +184,7 @@ class FusedHalf:
         run = network.plan_front(whole, clips.height, clips.width, self._device)
         front, alone = slice(network.front), self._alone(run, clips)
 
-        def step(run: Run, z: Tensor, emit: Emit, ends: bool) -> None:
+        def step(run: ExecutionContext, z: Tensor, emit: Emit, ends: bool) -> None:
             if not network.gathers:
                 network.front_chunk(run, z, emit)
             elif z.shape[0] == clips.latents:  # the first part is the whole clip
@@ -196,17 +198,19 @@ class FusedHalf:
         grid, steps, network = clips.plan.grid, clips.plan.steps, self._network
         run = network.plan_tile(steps.latents, grid.rows.size, grid.cols.size, steps.frames, self._device)
 
-        def step(run: Run, x: Tensor, emit: Emit, ends: bool) -> None:
+        def step(run: ExecutionContext, x: Tensor, emit: Emit, ends: bool) -> None:
             network.tile_chunk(run, x, steps.frames, emit)
 
         behind = slice(network.front, None)
         return FusedPass(network, clips, self._alone(run, clips), self._features, step, steps=behind)
 
-    def _alone(self, run: Run, clips: Clips) -> Callable[[], AbstractContextManager[tuple[Run, None]]]:
+    def _alone(
+        self, run: ExecutionContext, clips: Clips
+    ) -> Callable[[], AbstractContextManager[tuple[ExecutionContext, None]]]:
         """Return the memory of a run without graphs."""
 
         @contextmanager
-        def memory() -> Iterator[tuple[Run, None]]:
+        def memory() -> Iterator[tuple[ExecutionContext, None]]:
             with allocated(run, clips.guard):
                 yield run, None
 
@@ -225,14 +229,16 @@ class FusedHalf:
         return torch.empty(part.shape, dtype=part.dtype, device=self._device).copy_(part)
 
 
-def _spread(network: FusedDecoder, run: Run, z: Tensor, part: Part) -> Tensor:
+def _spread(network: FusedDecoder, run: ExecutionContext, z: Tensor, part: Part) -> Tensor:
     """Return the features of a part. z: its latents, or with the first part those of the whole clip."""
     if part.first == 0:
         network.gather(run, z)
     return run.gathered[part.first : part.end]
 
 
-def _collect(network: FusedEncoder, clips: Clips, run: Run, features: Tensor, part: Part, emit: Emit) -> None:
+def _collect(
+    network: FusedEncoder, clips: Clips, run: ExecutionContext, features: Tensor, part: Part, emit: Emit
+) -> None:
     """Store a part's features with those of the clip; with the last part emit all moments of the clip."""
     run.gathered[part.first : part.end].copy_(features)
     if part.end == clips.latents:

@@ -88,7 +88,7 @@ class PlainPass:
             yield self._load(part.data)
 
 
-class PlainHalf:
+class PlainComponent:
     """A component (encoder or decoder) that executes clips eagerly (execution/clip.py)."""
 
     ahead = False

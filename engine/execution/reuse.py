@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from ..planning.plan import Plan, why_none
+from ..runtime.context import ExecutionContext
 from ..runtime.graph_rule import Notes
 from ..runtime.graphs import Graphs, why_not_on
 from ..runtime.handover import hand_over
 from ..runtime.kept import KEPT
 from ..runtime.pressure import out_of_memory
-from ..runtime.run import Run
-from ..system.devices import aside, make_way
+from ..system.devices import aside, free_cached
 from .guard import Guard
 
 
@@ -36,9 +36,9 @@ class Runs:
         self._wanted, self.rate = graphs, rate
         self._notes: defaultdict[Hashable, Notes] = defaultdict(Notes)
         self._latest: Graphs | None = None
-        #: Key of the latest Run, and that Run without its memory: planning it anew is a third of the work of a call
-        #: before the GPU begins (3 of 8 ms for a picture).
-        self._planned: tuple[Hashable, Run] | None = None
+        #: Key of the latest ExecutionContext, and that ExecutionContext without its memory: planning it anew is a third
+        #: of the work of a call before the GPU begins (3 of 8 ms for a picture).
+        self._planned: tuple[Hashable, ExecutionContext] | None = None
         #: Chunks of the latest run that were replayed from graphs, and all of its chunks.
         self.replayed = (0, 0)
         #: The reason for which none was replayed, if so.
@@ -53,18 +53,21 @@ class Runs:
 
     @contextmanager
     def run(
-        self, make: Callable[[], Run], network: object, size: tuple[Hashable, ...], plan: Plan, guard: Guard
-    ) -> Iterator[tuple[Run, Graphs | None]]:
-        """Hold a Run with its memory, and its graphs if its chunks may be recorded. Use it inside `aside`.
+        self, make: Callable[[], ExecutionContext], network: object, size: tuple[Hashable, ...], plan: Plan,
+        guard: Guard
+    ) -> Iterator[tuple[ExecutionContext, Graphs | None]]:
+        """Hold an ExecutionContext with its memory, and its graphs if its chunks may be recorded. Use it inside
+        `aside`.
 
         Args:
-            make: plans the Run.
-            network, size: all that distinguishes one Run from another; the previous one is used again if they are the
+            make: plans the ExecutionContext.
+            network, size: all that distinguishes one ExecutionContext from another; the previous one is used again if
+            they are the
                 same.
             plan: the plan of the call.
             guard: frees memory, and keeps the clip if memory runs out.
 
-        Yields: the Run, and its graphs or None.
+        Yields: the ExecutionContext, and its graphs or None.
         """
         key = network, *size, plan.parking
         self.replayed, self.no_graphs = (0, 0), self._why_none(plan, guard.device)
@@ -95,9 +98,9 @@ class Runs:
             graphs.clear()
 
     def _kept(self, device: torch.device, key: Hashable) -> Graphs | None:
-        """Return the graphs that the latest call left, if they are still there and for the same Run.
+        """Return the graphs that the latest call left, if they are still there and for the same ExecutionContext.
 
-        Memory of another Run is freed."""
+        Memory of another ExecutionContext is freed."""
         latest, self._latest = self._latest, None
         there = KEPT.take(device, latest)
         if latest is None or (there and latest.key == key):
@@ -117,7 +120,7 @@ class Runs:
 
 
 @contextmanager
-def allocated(run: Run, guard: Guard, keep: Callable[[], bool] = lambda: False) -> Iterator[None]:
+def allocated(run: ExecutionContext, guard: Guard, keep: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Hold the run's memory inside, and free it afterwards, unless all went well and `keep` returns True.
 
     If memory runs out between two chunks, the guard keeps the clip as it stands."""
@@ -127,7 +130,7 @@ def allocated(run: Run, guard: Guard, keep: Callable[[], bool] = lambda: False) 
         if run.allocated:
             run.recover()
         else:
-            make_way(guard.device, run)
+            free_cached(guard.device, run)
             run.allocate()
         yield
         stays = keep()

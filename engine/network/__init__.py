@@ -2,7 +2,8 @@
 
 program.py   Program and Step                   ops/        kinds of steps
 plain.py     parameters, and eager execution with a State on PyTorch's own operators
-fused.py     execution with a Run on the operators of engine/kernels, dry for plans or for real; chain.py: its steps one
+fused.py     execution with an ExecutionContext on the operators of engine/kernels, dry for plans or for real; chain.py:
+its steps one
              after the other and the place of their results; packed.py: weights as these operators read them
 tree.py      modules under the dotted names of a file
 """

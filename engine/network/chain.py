@@ -1,4 +1,5 @@
-"""Execute packed steps one after the other on a Run, each result placed where it costs the least memory."""
+"""Execute packed steps one after the other on an ExecutionContext, each result placed where it costs the least
+memory."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from ..kernels.conv3d import Partials
 from ..options import Options
 from ..precision.forms import Operands
-from ..runtime.run import Run
+from ..runtime.context import ExecutionContext
 from .program import Size, Step
 from .rolling import layers_of_both, through_both
 
@@ -28,7 +29,7 @@ class Link:
     packed: Any
     groups: int
 
-    def __call__(self, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None) -> Result:
+    def __call__(self, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None) -> Result:
         first = run.done[self.step.name]
         run.done[self.step.name] += run.foresee(self.step.ahead(self.packed), x.shape[0], run.drains)[0]
         return self.step.run(self.packed, run, x, sums, out, self.groups, first)
@@ -42,7 +43,7 @@ def pack_chain(
     return tuple(Link(s, s.pack(part, operands, options), g) for s, g in zip(steps, behind, strict=True))
 
 
-def sizes(run: Run, links: Sequence[Link], size: Size) -> list[Size]:
+def sizes(run: ExecutionContext, links: Sequence[Link], size: Size) -> list[Size]:
     """Return the size of the first link's input and of every result."""
     out, drains = [size], run.drains
     for link in links:
@@ -53,7 +54,7 @@ def sizes(run: Run, links: Sequence[Link], size: Size) -> list[Size]:
 
 
 def through(
-    run: Run, links: Sequence[Link], size: Size, source: Callable[[], Result], out: Tensor | None = None,
+    run: ExecutionContext, links: Sequence[Link], size: Size, source: Callable[[], Result], out: Tensor | None = None,
     keep: bool = False, ends: bool = False,
 ) -> Result:  # fmt: skip
     """Execute all links on the result of `source`.
@@ -79,7 +80,7 @@ def through(
 
 
 def _from_end_to_end(
-    run: Run, links: Sequence[Link], shapes: list[Size], source: Callable[[], Result], out: Tensor | None
+    run: ExecutionContext, links: Sequence[Link], shapes: list[Size], source: Callable[[], Result], out: Tensor | None
 ) -> Result:
     """Execute steps that follow each other only once, as those of pictures do: a result that is not made in place lies
     at the other end of the arena than its input, so that at most two results exist at a time."""
@@ -106,7 +107,8 @@ def _from_end_to_end(
 
 
 def _through(
-    run: Run, links: Sequence[Link], shapes: list[Size], source: Callable[[], Result], out: Tensor | None, keep: bool
+    run: ExecutionContext, links: Sequence[Link], shapes: list[Size], source: Callable[[], Result],
+    out: Tensor | None, keep: bool
 ) -> Result:
     at = max((i for i, link in enumerate(links) if not link.step.in_place), default=-1)
     if at < 0:
@@ -124,7 +126,7 @@ def _through(
     return x, sums
 
 
-def take(run: Run, step: Step, size: Size) -> Tensor:
+def take(run: ExecutionContext, step: Step, size: Size) -> Tensor:
     """Allocate the step's result. In networks that look ahead it is as large as in the middle of a clip: steps in place
     that follow may have more frames at the clip's end."""
     frames = run.planned(step.name, size.frames)

@@ -1,4 +1,5 @@
-"""Execute a Program on the fused operators: packing, and chunks with a Run, dry for a plan or for real."""
+"""Execute a Program on the fused operators: packing, and chunks with an ExecutionContext, dry for a plan or for
+real."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from ..kernels.conv3d import Partials
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..options import DEFAULTS, Options
 from ..precision.forms import Operands
+from ..runtime.context import ExecutionContext
 from ..runtime.parking import Parking
-from ..runtime.run import Run
 from .chain import Link, Result, given, pack_chain, sizes, take, through
-from .hosted import lent
+from .offload import lent
 from .ops import attention
 from .packed import tensor_bytes
 from .plain import Half
@@ -61,24 +62,25 @@ class Fused:
         self.attends = max((s.width for s in program.every() if isinstance(s, attention.Attention)), default=0)
         self.nbytes = tensor_bytes(self)
 
-    def begin(self, device: torch.device, parking: Parking | None) -> Run:
-        """Return a dry Run positioned after the clip's start, where each latent stands for as many frames as it can."""
+    def begin(self, device: torch.device, parking: Parking | None) -> ExecutionContext:
+        """Return a dry ExecutionContext positioned after the clip's start, where each latent stands for as many frames
+        as it can."""
         style = self.style
-        run = Run(self.dtype, device, parking, style.head, style.border, style.still, style.after)
+        run = ExecutionContext(self.dtype, device, parking, style.head, style.border, style.still, style.after)
         names = (link.step.name for stage in self.stages for link in stage)
         run.done.update({**dict.fromkeys(names, 1), "latents": 1, "frames": 1})
         return run
 
     @contextmanager
-    def _guest(self, run: Run, make: Callable[[], Run]) -> Iterator[Run]:
-        """Provide a separate Run inside the arena of `run` for the steps that see the whole clip."""
+    def _guest(self, run: ExecutionContext, make: Callable[[], ExecutionContext]) -> Iterator[ExecutionContext]:
+        """Provide a separate ExecutionContext inside the arena of `run` for the steps that see the whole clip."""
         guest = make()
         with run.arena.scope():
             guest.allocate(run.arena.take((guest.inner_bytes,), torch.uint8))
             guest.relieve, guest.health, guest.watch = run.relieve, run.health, run.watch
             yield guest
 
-    def start(self, run: Run, begins: tuple[int, ...], steps: slice) -> None:
+    def start(self, run: ExecutionContext, begins: tuple[int, ...], steps: slice) -> None:
         """Start a new clip, or a part of one, for some of the steps, which wait for their turns; `begins` has the first
         latent of every step, as from `Program.begins`."""
         run.restart()
@@ -89,11 +91,11 @@ class Fused:
             for step in (link.step, *link.step.inner()):
                 run.done[step.name] = frames_of(latent, rate)
 
-    def whole(self, run: Run) -> bool:
+    def whole(self, run: ExecutionContext) -> bool:
         """Return whether all steps take part in the next chunk."""
         return self._going(run) == len(self._rates) - 1
 
-    def _going(self, run: Run) -> int:
+    def _going(self, run: ExecutionContext) -> int:
         """Count the steps that take part in the next chunk: in a part of a clip, later steps begin later."""
         at, links = run.done["latents"], itertools.chain(*self.stages)
         waits = (run.done[link.step.name] > frames_of(at, r) for link, r in zip(links, self._rates, strict=False))
@@ -127,8 +129,8 @@ class FusedDecoder(Fused):
     def plan(
         self, latents: int, height: int, width: int, frames: int, output: torch.dtype, device: torch.device,
         parking: Parking | None = None, clip: int = 0,
-    ) -> Run:  # fmt: skip
-        """Return a dry Run that knows its memory.
+    ) -> ExecutionContext:  # fmt: skip
+        """Return a dry ExecutionContext that knows its memory.
 
         Args:
             latents: per chunk.
@@ -145,20 +147,20 @@ class FusedDecoder(Fused):
         self.chunk(run, self._empty(latents, height, width, channels), frames, output, lambda pixels: None)
         return run
 
-    def plan_front(self, latents: int, height: int, width: int, device: torch.device) -> Run:
-        """Return a dry Run for `front_chunk`; `latents` counts the whole clip if the network gathers."""
+    def plan_front(self, latents: int, height: int, width: int, device: torch.device) -> ExecutionContext:
+        """Return a dry ExecutionContext for `front_chunk`; `latents` counts the whole clip if the network gathers."""
         run = self.begin(device, None)
         self.front_chunk(run, self._empty(latents, height, width, self.takes), lambda features: None)
         return run
 
-    def plan_tile(self, latents: int, height: int, width: int, frames: int, device: torch.device) -> Run:
-        """Return a dry Run for `tile_chunk`; the sizes are those of the tile."""
+    def plan_tile(self, latents: int, height: int, width: int, frames: int, device: torch.device) -> ExecutionContext:
+        """Return a dry ExecutionContext for `tile_chunk`; the sizes are those of the tile."""
         run = self.begin(device, None)
         self.tile_chunk(run, self._empty(latents, height, width, self.features), frames, lambda pixels: None)
         return run
 
     def chunk(
-        self, run: Run, z: Tensor, frames: int, output: torch.dtype, emit: Emit, ends: bool = False
+        self, run: ExecutionContext, z: Tensor, frames: int, output: torch.dtype, emit: Emit, ends: bool = False
     ) -> None:
         """Decode one chunk of latents.
 
@@ -180,7 +182,8 @@ class FusedDecoder(Fused):
             self._drain(run, stages, every, Size(*z.shape), frames, output, form, emit)
 
     def _drain(
-        self, run: Run, stages: Sequence[tuple[Link, ...]], going: int, size: Size, frames: int, output: torch.dtype,
+        self, run: ExecutionContext, stages: Sequence[tuple[Link, ...]], going: int, size: Size, frames: int,
+        output: torch.dtype,
         form: Pixels, emit: Emit,
     ) -> None:  # fmt: skip
         """Finish the frames still in progress, stage by stage: once no more input comes, a stage sees the frames that
@@ -200,7 +203,7 @@ class FusedDecoder(Fused):
                 size = link.step.size(size, False)
             going -= len(stage)
 
-    def whole_chunk(self, run: Run, frames: int, output: torch.dtype, z: Tensor) -> Tensor:
+    def whole_chunk(self, run: ExecutionContext, frames: int, output: torch.dtype, z: Tensor) -> Tensor:
         """Decode, as `chunk` does, a chunk whose frames all fit one step; return the pixels, valid until the next
         call."""
         pixels: list[Tensor] = []
@@ -208,7 +211,7 @@ class FusedDecoder(Fused):
         # Networks that look ahead may have no frames yet.
         return pixels[0] if pixels else torch.empty(0, 1, 1, 3, dtype=output, device=run.device)
 
-    def front_chunk(self, run: Run, z: Tensor, emit: Emit) -> None:
+    def front_chunk(self, run: ExecutionContext, z: Tensor, emit: Emit) -> None:
         """Execute only the part that must see the whole frame: `emit` gets features [D, h, w, C], valid until it
         returns; none while not all steps take part."""
         links = self.stages[0][: self._going(run)]
@@ -219,19 +222,20 @@ class FusedDecoder(Fused):
             if not run.dry:
                 emit(x if len(links) == len(self.stages[0]) else x[:0])
 
-    def gather(self, run: Run, z: Tensor) -> None:
+    def gather(self, run: ExecutionContext, z: Tensor) -> None:
         """Write the features of a whole clip's latents [T, h, w, C] into `run.gathered`."""
         with self._guest(run, lambda: self.plan_front(*z.shape[:3], run.device)) as front:
             self.front_chunk(front, z, run.gathered.copy_)
 
-    def tile_chunk(self, run: Run, x: Tensor, frames: int, emit: Emit) -> None:
+    def tile_chunk(self, run: ExecutionContext, x: Tensor, frames: int, emit: Emit) -> None:
         """Decode a tile's features [D, h, w, C] (contiguous, overwritten) to float32 pixels 0..1, not clamped; else as
         `chunk`."""
         going = self._going(run) - len(self.stages[0])
         self._stage(run, self.stages[1:], going, x, frames, torch.float32, UNCLAMPED, emit)
 
     def _stage(
-        self, run: Run, stages: Sequence[tuple[Link, ...]], going: int, x: Tensor, frames: int, output: torch.dtype,
+        self, run: ExecutionContext, stages: Sequence[tuple[Link, ...]], going: int, x: Tensor, frames: int,
+        output: torch.dtype,
         form: Pixels, emit: Emit, outer: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
         """Execute one stage and all later ones, which take its result in steps. `going` counts the links of these
@@ -273,8 +277,8 @@ class FusedEncoder(Fused):
     def plan(
         self, latents: int, height: int, width: int, frames: int, device: torch.device, parking: Parking | None = None,
         clip: int = 0,
-    ) -> Run:  # fmt: skip
-        """Return a dry Run that knows its memory.
+    ) -> ExecutionContext:  # fmt: skip
+        """Return a dry ExecutionContext that knows its memory.
 
         Args:
             latents: per chunk.
@@ -289,8 +293,9 @@ class FusedEncoder(Fused):
             run.host(self._plan_last(clip, *made.shape[1:], device=device))
         return run
 
-    def tile_run(self, frames: int, height: int, width: int, step: int, device: torch.device) -> Run:
-        """Return a dry Run for chunks of `frames` that are separate clips, `step` frames at full size at once."""
+    def tile_run(self, frames: int, height: int, width: int, step: int, device: torch.device) -> ExecutionContext:
+        """Return a dry ExecutionContext for chunks of `frames` that are separate clips, `step` frames at full size at
+        once."""
         run = self.begin(device, None)
         run.restart()
         self.chunk(run, self._empty(frames, height, width, self.takes), step)
@@ -301,7 +306,7 @@ class FusedEncoder(Fused):
         """Return the frames per latent, except for a clip's first latent."""
         return self._rates[0]
 
-    def chunk(self, run: Run, video: Tensor, frames: int) -> Tensor | None:
+    def chunk(self, run: ExecutionContext, video: Tensor, frames: int) -> Tensor | None:
         """Encode one chunk of frames.
 
         Args:
@@ -332,7 +337,7 @@ class FusedEncoder(Fused):
         return result if whole else None
 
     def _steps(
-        self, run: Run, links: tuple[Link, ...], video: Tensor, frames: int, out: Tensor | None
+        self, run: ExecutionContext, links: tuple[Link, ...], video: Tensor, frames: int, out: Tensor | None
     ) -> Iterator[Partials | None]:
         """Execute the links on `frames` frames at a time, into `out` if given; yield the sums of each piece."""
         for a, b in run.walk.spans(video.shape[0], frames):
@@ -343,19 +348,19 @@ class FusedEncoder(Fused):
                 for size in {s[1:3] for s in shapes[: -1 if out is not None else None]}:
                     run.advance(*size)
 
-    def gather(self, run: Run, emit: Emit) -> None:
+    def gather(self, run: ExecutionContext, emit: Emit) -> None:
         """Turn `run.gathered`, the features of a whole clip, into moments, overwriting it: `emit` gets [T, h, w, 2C] in
         float32, valid until it returns."""
         with self._guest(run, lambda: self._plan_last(*run.gathered.shape, device=run.device)) as last:
             self._last(last, run.gathered, emit)
 
-    def _plan_last(self, *shape: int, device: torch.device) -> Run:
-        """Return a dry Run for the steps that see the whole clip, for features [T, h, w, C]."""
+    def _plan_last(self, *shape: int, device: torch.device) -> ExecutionContext:
+        """Return a dry ExecutionContext for the steps that see the whole clip, for features [T, h, w, C]."""
         run = self.begin(device, None)
         self._last(run, self._empty(*shape), lambda moments: None)
         return run
 
-    def _last(self, run: Run, x: Tensor, emit: Emit) -> None:
+    def _last(self, run: ExecutionContext, x: Tensor, emit: Emit) -> None:
         with run.arena.scope():
             moments, _ = through(run, self.stages[2], Size(*x.shape), given(x))
             run.advance(*x.shape[1:3])
@@ -363,7 +368,7 @@ class FusedEncoder(Fused):
             if not run.dry:
                 emit(moments)
 
-    def _by_steps(self, run: Run, video: Tensor, frames: int) -> Result:
+    def _by_steps(self, run: ExecutionContext, video: Tensor, frames: int) -> Result:
         links = self.stages[0]
         out = take(run, links[-1].step, sizes(run, links, Size(*video.shape))[-1])
         parts = list(self._steps(run, links, video, frames, out))

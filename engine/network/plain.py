@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .hosted import Part
+from .offload import Part
 from .packing import PackedLatents
 from .program import TILES, Program, Size, Step
 from .state import State

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..kernels.conv3d import Partials
     from ..options import Options
     from ..precision.forms import Operands
-    from ..runtime.run import Run
+    from ..runtime.context import ExecutionContext
 
 Head = Literal["replicate", "zero"]
 Border = Literal["zero", "replicate", "reflect"]
@@ -155,7 +155,7 @@ class Step:
         """Return the weights as `run` reads them."""
         raise NotImplementedError
 
-    def run(self, packed: Any, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Any, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         """Return the result of x [D, H, W, C], in `out` where that is given, and its sums for a norm of `groups`.
 

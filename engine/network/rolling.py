@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..kernels.conv3d import Geometry, Partials
 from ..runtime.arena import ALIGN
+from ..runtime.context import ExecutionContext
 from ..runtime.rolling import Layer, rolled, rolls
-from ..runtime.run import Run
 from ..runtime.weights import Conv
 from .program import Size, Step
 
@@ -32,7 +32,9 @@ class Layered(Step):
         return None
 
 
-def layers_of_both(run: Run, links: Sequence[tuple[Step, Any, int]], x: Tensor, between: Size) -> tuple[Layer, ...]:
+def layers_of_both(
+    run: ExecutionContext, links: Sequence[tuple[Step, Any, int]], x: Tensor, between: Size
+) -> tuple[Layer, ...]:
     """Return the layers of an upsampler and a block that are to be executed as one, else nothing.
 
     Args:
@@ -53,7 +55,8 @@ def layers_of_both(run: Run, links: Sequence[tuple[Step, Any, int]], x: Tensor, 
 
 
 def through_both(
-    run: Run, layers: tuple[Layer, ...], around: Conv | None, x: Tensor, size: Size, tops: tuple[int, int] | None
+    run: ExecutionContext, layers: tuple[Layer, ...], around: Conv | None, x: Tensor, size: Size, tops: tuple[int,
+    int] | None
 ) -> tuple[Tensor, Partials | None]:
     """Execute an upsampler and a block on x.
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from .own_tiles import OwnTiles
+from .native_tiles import NativeTiles
 from .program import Program, Work
 
 
@@ -15,7 +15,7 @@ class TiledProgram(Program):
     """A Program whose steps are those of one tile of one section of a clip, as `own` cuts it; counts for whole clips
     follow from that."""
 
-    own: OwnTiles = field(default_factory=OwnTiles)
+    own: NativeTiles = field(default_factory=NativeTiles)
 
     def frames(self, count: int) -> int:
         return self.own.decoded(count) if self.half == "decoder" else self.own.encoded(count)

@@ -18,8 +18,8 @@ from torch import Tensor
 from ..kernels.observe import observed
 from ..kernels.targets import FP8
 from ..kernels.tokens import LIMITS, gated, normalised, rotated, rounded, summed
+from ..runtime.context import ExecutionContext
 from ..runtime.pinned import staged
-from ..runtime.run import Run
 from .codes import Codes, hadamard
 from .ops.tokens import EPS, Layer, Tokens, turns
 from .plain import Half
@@ -180,7 +180,7 @@ def product_rows(rows: int, kind: str | None) -> int:
 class Scratch:
     """Memory of a run for one group of tiles in a layer, at the same place every time."""
 
-    def __init__(self, run: Run, rows: int, step: Tokens, kind: str | None) -> None:
+    def __init__(self, run: ExecutionContext, rows: int, step: Tokens, kind: str | None) -> None:
         rows, take, w, i = product_rows(rows, kind), run.arena.take, step.width, step.gates
         narrow, wide = KINDS.get(kind or "", run.dtype), wide_of(kind, run.dtype)
         self.narrow, self.gate = take((rows, w), narrow), take((rows, i), narrow)
@@ -196,9 +196,9 @@ class Scratch:
         return flat[:count].view(rows, columns), flat[count : 2 * count].view(rows, columns)
 
 
-def planned(rows: int, step: Tokens, dtype: torch.dtype, kind: str | None, device: torch.device) -> Run:
-    """Return a dry Run for groups of `rows` tokens."""
-    run = Run(dtype, device)
+def planned(rows: int, step: Tokens, dtype: torch.dtype, kind: str | None, device: torch.device) -> ExecutionContext:
+    """Return a dry ExecutionContext for groups of `rows` tokens."""
+    run = ExecutionContext(dtype, device)
     with run.arena.scope():
         Scratch(run, rows, step, kind)
     return run
@@ -260,15 +260,16 @@ class TokenNetwork:
         """Return the bytes of streamed layers."""
         return sum(layer.nbytes for layer in self.layers[self.resident :])
 
-    def memory(self, size: tuple[int, ...], tiles: int) -> Run:
-        """Return a dry Run for tiles of `size` (T, h, w), given the tiles of a frame."""
+    def memory(self, size: tuple[int, ...], tiles: int) -> ExecutionContext:
+        """Return a dry ExecutionContext for tiles of `size` (T, h, w), given the tiles of a frame."""
         tokens = tokens_of(self.step, *size)
         together = tiles_together(tokens, tiles, self.device)
         return planned(together * tokens, self.step, self.dtype, self.kind, self.device)
 
     @torch.no_grad()
     def decode(
-        self, z: Sequence[Tensor], tiles: int, check: Callable[[], None], run: Run, through: Through | None = None
+        self, z: Sequence[Tensor], tiles: int, check: Callable[[], None], run: ExecutionContext,
+        through: Through | None = None
     ) -> Iterator[Tensor]:
         """Decode tiles of one size.
 
@@ -302,7 +303,7 @@ class TokenNetwork:
             product(self._leave, own, made)
             yield self._pixels(made, *size)
 
-    def _walk(self, run: Run, tokens: int, check: Callable[[], None], x: Tensor) -> Tensor:
+    def _walk(self, run: ExecutionContext, tokens: int, check: Callable[[], None], x: Tensor) -> Tensor:
         """Execute all layers on x [groups, R, width], in place."""
         with run.arena.scope():
             scratch = Scratch(run, x.shape[1], self.step, self.kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..network.hosted import moving, moving_bytes
+from ..network.offload import moving, moving_bytes
 from ..network.plain import Network
 from .allocator import Allocator
 

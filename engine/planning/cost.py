@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from ..network.steps import Steps
+from ..runtime.context import ExecutionContext
 from ..runtime.parking import Parking
-from ..runtime.run import Run
 
 #: Sizes of a parked history's buffer on the GPU: tall bands take fewer calls, low ones save memory.
 BAND_BYTES = (384 << 20, 128 << 20)
@@ -66,7 +66,7 @@ class Sizes:
     far: int = 0
 
     @classmethod
-    def of(cls, run: Run, rates: Rates = Rates()) -> Sizes:
+    def of(cls, run: ExecutionContext, rates: Rates = Rates()) -> Sizes:
         """Return the sizes of a planned run on a machine with these rates."""
         work, all_far, far_work = 0, 0, rates.far_work
         for key, visit in run.visits.items():

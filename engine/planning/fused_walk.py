@@ -17,10 +17,10 @@ from ..network.program import Program
 from ..options import Options
 from ..precision.forms import Operands
 from ..precision.policy import EXACT, Policy
+from ..runtime.context import ExecutionContext
 from ..runtime.graphs import GRAPH_BYTES
 from ..runtime.memory import RESERVE_BYTES
 from ..runtime.parking import Parking
-from ..runtime.run import Run
 from .cost import Rates, Sizes
 from .dryrun import peak_bytes
 from .fusable import half_not_fused
@@ -90,8 +90,8 @@ class FusedWalk:
         """Return the latents that must be in one chunk after a clip's first chunk."""
         return (self._programs[half].chunk or (1, 1))[1]
 
-    def run(self, half: str, height: int, width: int) -> Run:
-        """Return a dry Run of the smallest chunk of a component; height, width: in latent pixels."""
+    def run(self, half: str, height: int, width: int) -> ExecutionContext:
+        """Return a dry ExecutionContext of the smallest chunk of a component; height, width: in latent pixels."""
         network, a = self.network(half), self.architecture
         latents, meta = self.chunk(half), torch.device("meta")
         frames, clip = a.temporal * latents, latents if network.gathers else 0

@@ -33,8 +33,8 @@ from ..network.program import Program
 from ..network.tokens import TokenNetwork
 from ..options import Options
 from ..precision.policy import EXACT, MIN_CHANNELS, Policy, Range
+from ..runtime.context import ExecutionContext
 from ..runtime.parking import Parking
-from ..runtime.run import Run
 from .fused_walk import FusedWalk
 from .meta import meta_model
 
@@ -191,7 +191,7 @@ def _walk(
         _encode(network, run, [_frames(network, n, size) for n in (a.frames(latents), network.every * latents)])
 
 
-def _decode(network: FusedDecoder, run: Run, parts: list[Tensor], output: torch.dtype) -> None:
+def _decode(network: FusedDecoder, run: ExecutionContext, parts: list[Tensor], output: torch.dtype) -> None:
     run.allocate()
     if network.gathers:
         network.gather(run, torch.cat(parts))
@@ -203,7 +203,7 @@ def _decode(network: FusedDecoder, run: Run, parts: list[Tensor], output: torch.
         step()
 
 
-def _encode(network: FusedEncoder, run: Run, parts: list[Tensor]) -> None:
+def _encode(network: FusedEncoder, run: ExecutionContext, parts: list[Tensor]) -> None:
     run.allocate()
     for part in parts:
         step = functools.partial(network.chunk, run, part, 0)

@@ -12,8 +12,8 @@ import torch
 
 from .. import log
 from ..errors import PlanError
+from ..network.native_tiles import NativeTiles, Span
 from ..network.ops.tokens import Tokens
-from ..network.own_tiles import OwnTiles, Span
 from ..network.plain import Network
 from ..network.steps import Steps
 from ..network.tiled import TiledProgram
@@ -99,7 +99,7 @@ class OwnPlanner:
     # -- decode ----------------------------------------------------------------------------------------------------
 
     def _decodes(
-        self, own: OwnTiles, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int]
+        self, own: NativeTiles, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int]
     ) -> Iterator[Plan]:
         """Yield the plan with all layers on the device, then one with as many tiles, and then layers, as have room."""
         step = next(s for s in self._program("decoder").steps if isinstance(s, Tokens))
@@ -142,7 +142,7 @@ class OwnPlanner:
     # -- encode ----------------------------------------------------------------------------------------------------
 
     def _encodes(
-        self, own: OwnTiles, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int]
+        self, own: NativeTiles, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int]
     ) -> Iterator[Plan]:
         """Yield plans of one tile at a time, which fills a GPU at full size, with fewer and fewer frames per step."""
         frames = 1 if size[0] == 1 else own.frames
@@ -195,7 +195,7 @@ def group_bytes(step: Tokens, rows: int, dtype: torch.dtype, kind: str | None) -
 
 
 def blend_bytes(
-    own: OwnTiles, rows: list[Span], columns: list[Span], frames: int, dtype: torch.dtype, output: torch.dtype
+    own: NativeTiles, rows: list[Span], columns: list[Span], frames: int, dtype: torch.dtype, output: torch.dtype
 ) -> int:
     """Return the bytes of one tile's pixels and of the parts that others are blended with.
 

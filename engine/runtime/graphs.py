@@ -1,10 +1,11 @@
 """CUDA graphs of a run's chunks: a chunk that comes again is replayed in one call instead of hundreds of launches.
 
-A graph repeats its launches with the arguments they were recorded with. Memory stays in place as long as the Run has
-it. Three things change from chunk to chunk: the input, which is copied to the place of the recorded one; the clip's
-first frames, which have weights of their own; and the slots of the rings. So a chunk is replayed if its size and the
-clip's progress, as far as launches depend on it, are as they were when it was recorded, and each one begins at slot 0
-of every ring (Ring.rewind): the histories are copied there, at the end of the graph itself."""
+A graph repeats its launches with the arguments they were recorded with. Memory stays in place as long as the
+ExecutionContext has it. Three things change from chunk to chunk: the input, which is copied to the place of the
+recorded one; the clip's first frames, which have weights of their own; and the slots of the rings. So a chunk is
+replayed if its size and the clip's progress, as far as launches depend on it, are as they were when it was recorded,
+and each one begins at slot 0 of every ring (Ring.rewind): the histories are copied there, at the end of the graph
+itself."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from torch import Tensor
 from .. import log
 from ..kernels.observe import listening
 from ..system.devices import RECORDING, synchronize
+from .context import ExecutionContext
 from .graph_rule import CALLS, KEPT_BYTES, SETTLED, Clock, Notes, pays
-from .run import Run
 
 T = TypeVar("T")
 #: Memory for recording: cuBLAS's workspace for a second stream (32 MiB on an H200), operators' temporaries in a pool
@@ -104,12 +105,12 @@ class _Recorded:
 
 
 class Graphs:
-    """A Run and the graphs of its chunks; results equal those of the launches, bit by bit.
+    """An ExecutionContext and the graphs of its chunks; results equal those of the launches, bit by bit.
 
     A kind of chunk is recorded if its times in earlier chunks say that this pays: by then its kernels are compiled and
     libraries have their workspaces."""
 
-    def __init__(self, run: Run, notes: Notes, key: Hashable) -> None:
+    def __init__(self, run: ExecutionContext, notes: Notes, key: Hashable) -> None:
         """Prepare graphs of `run`. key: equal for runs that may replace each other."""
         self.run = run
         self.key = key
@@ -212,7 +213,7 @@ class Graphs:
         try:
             if self._pool is None and self.device.type == "cuda":
                 self._pool = torch.cuda.graph_pool_handle()
-            with torch.inference_mode(False):  # for the reason given in Run.allocate
+            with torch.inference_mode(False):  # for the reason given in ExecutionContext.allocate
                 given = torch.empty_like(part)
             graph = CudaGraph(self.device, self._pool)
 

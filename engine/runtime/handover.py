@@ -1,4 +1,4 @@
-"""Transfer of a begun clip from one Run to another one: other chunks, other memory, the same values."""
+"""Transfer of a begun clip from one ExecutionContext to another one: other chunks, other memory, the same values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..system.memory import available_ram, in_gb
+from .context import ExecutionContext
 from .pinned import POOL
-from .run import Run
 
 #: One part in so many of the free host memory is left free: the system ends the process rather than refuse memory.
 SPARE_SHARE = 8
@@ -29,7 +29,7 @@ class Handover:
     gathered: Tensor | None = None
 
 
-def hand_over(run: Run) -> Handover | None:
+def hand_over(run: ExecutionContext) -> Handover | None:
     """Return the clip as it stands in `run`.
 
     None before its first chunk, and if a chunk was left half-way: its histories are then a mix of old and new ones.
@@ -54,10 +54,10 @@ def hand_over(run: Run) -> Handover | None:
     return Handover(run.done.copy(), histories, None if run.gathered is None else run.gathered.cpu())
 
 
-def take_over(run: Run, clip: Handover) -> bool:
-    """Go on with `clip` in a Run of the same frame size and type, whatever its chunks and parking.
+def take_over(run: ExecutionContext, clip: Handover) -> bool:
+    """Go on with `clip` in an ExecutionContext of the same frame size and type, whatever its chunks and parking.
 
-    Each history is freed as soon as the Run has its copy.
+    Each history is freed as soon as the ExecutionContext has its copy.
 
     Returns: True, or False without a change if a history is stored in planes here and plain there (`Memory.rings`).
     Neither can be made of the other, so the clip begins anew.

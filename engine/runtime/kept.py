@@ -23,7 +23,7 @@ class Kept:
 
     Any code that needs memory may `release` it; the holder then has none when it is taken up again. A holder without
     other references is gone with its memory. Of two threads that take the same memory one gets it, and neither returns
-    before memory that it did not get is free, because its holder may use the same Run again."""
+    before memory that it did not get is free, because its holder may use the same ExecutionContext again."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

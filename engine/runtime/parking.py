@@ -59,7 +59,7 @@ class Parking:
 
 
 class Parked:
-    """All parked histories of a Run. Uses (a key and a band) come in the order that the dry run noted."""
+    """All parked histories of an ExecutionContext. Uses (a key and a band) come in the order that the dry run noted."""
 
     def __init__(self, parking: Parking, device: torch.device) -> None:
         self.parking = parking

@@ -46,8 +46,8 @@ def from_plain(run: Memory, plain: Tensor, out: Tensor, slot: int = 0) -> None:
 def straight(run: Memory, conv: Conv, behind: int) -> bool:
     """Check whether planes of a parked band are made directly of the convolution's input and its plain history.
 
-    Only the last new frames are then made plain, for the next pass. behind: as for `Run.inputs`; if it is not 0, planes
-    of several bands would take memory at once."""
+    Only the last new frames are then made plain, for the next pass. behind: as for `ExecutionContext.inputs`; if it is
+    not 0, planes of several bands would take memory at once."""
     return conv.weight.winograd and conv.history == KEPT and not behind and not run.after
 
 
@@ -56,7 +56,7 @@ def planes_of_band(
 ) -> Tensor:  # fmt: skip
     """Return planes of a band of x, normalised, after those of its parked history; for `straight` convolutions.
 
-    Args: as in `Run.inputs`, besides
+    Args: as in `ExecutionContext.inputs`, besides
         store: how values are stored.
         band: rows to make.
         plane: plain shape of all rows.

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..kernels.conv3d import Geometry, Partials, padded_channels
 from ..kernels.norm_act import Norm, Store, coefficients
+from .context import COPY, ExecutionContext
 from .memory import Visit
 from .parking import BAND_ROWS
 from .planes import frame_of
-from .run import COPY, Run
 from .weights import Conv
 
 #: Most rows of the frame that a convolution makes at once. The next convolution stays one block of sums later, so that
@@ -38,7 +38,7 @@ class Layer:
 class Window:
     """The latest rows of a picture [1, H, W, C]; row r is at `r - top`."""
 
-    def __init__(self, run: Run, height: int, width: int, channels: int) -> None:
+    def __init__(self, run: ExecutionContext, height: int, width: int, channels: int) -> None:
         self._kept = AGAIN if height > ROWS else 0
         self._dry = run.dry
         self.data = run.take(1, self._kept + min(height, ROWS), width, channels)
@@ -57,14 +57,14 @@ class Window:
         return self.data[:, self._kept : self._kept + count]
 
 
-def rolls(run: Run, frames: int, *streams: int) -> bool:
+def rolls(run: ExecutionContext, frames: int, *streams: int) -> bool:
     """Check whether streams of so many values, which would exist at once, exceed the plan's memory for them."""
     room = run.parked.parking.streams
     return run.still and room is not None and frames == 1 and sum(streams) * run.dtype.itemsize > room
 
 
 def rolled(
-    run: Run, x: Tensor, sums: Partials | None, layers: Sequence[Layer], out: Tensor,
+    run: ExecutionContext, x: Tensor, sums: Partials | None, layers: Sequence[Layer], out: Tensor,
     begin: Callable[[Tensor, int], None] | None = None,
 ) -> Partials | None:  # fmt: skip
     """Run a picture through all layers, row by row, and add the result to `out`; return its sums.
@@ -92,7 +92,7 @@ def rolled(
 
 
 def _walk(
-    run: Run, x: Tensor, layers: Sequence[Layer], found: Sequence[Tensor | None], out: Tensor | None,
+    run: ExecutionContext, x: Tensor, layers: Sequence[Layer], found: Sequence[Tensor | None], out: Tensor | None,
     begin: Callable[[Tensor, int], None] | None,
 ) -> tuple[Partials | None, tuple[int, int]]:  # fmt: skip
     """Run all layers once from top to bottom; return the sums of the results, and their rows and columns.
@@ -122,7 +122,7 @@ class _Walk:
     until the next garbage collection."""
 
     def __init__(
-        self, run: Run, x: Tensor, layers: Sequence[Layer], sizes: Sequence[tuple[int, int]],
+        self, run: ExecutionContext, x: Tensor, layers: Sequence[Layer], sizes: Sequence[tuple[int, int]],
         found: Sequence[Tensor | None], windows: Sequence[Window], out: Tensor | None, spill: Tensor | None,
         begin: Callable[[Tensor, int], None] | None,
     ) -> None:  # fmt: skip
@@ -162,7 +162,8 @@ def _factor(layer: Layer) -> int:
 
 
 def _band(
-    run: Run, layer: Layer, x: Tensor, top: int, rows: tuple[int, int, int], coefs: Tensor | None, out: Tensor,
+    run: ExecutionContext, layer: Layer, x: Tensor, top: int, rows: tuple[int, int, int], coefs: Tensor | None,
+    out: Tensor,
     residual: Tensor | None,
 ) -> Partials | None:  # fmt: skip
     """Convolve rows of a frame of which x holds the rows from `top` on. rows: (first, end, height of the frame)."""

@@ -1,4 +1,4 @@
-"""Packed weights as a Run reads them; engine/network/ops makes them."""
+"""Packed weights as an ExecutionContext reads them; engine/network/ops makes them."""
 
 from __future__ import annotations
 

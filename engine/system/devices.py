@@ -35,7 +35,7 @@ def gaps(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def make_way(device: torch.device, owner: object) -> None:
+def free_cached(device: torch.device, owner: object) -> None:
     """Empty torch's cache before `owner` takes memory of a GPU, if another one took memory before.
 
     Cached blocks fit the requests they were cut for, so the reserved memory would grow to the sum of both (13.3 GB for

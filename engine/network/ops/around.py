@@ -13,7 +13,7 @@ from ...kernels.conv3d import Partials, Weight, pack_weight
 from ...kernels.duplicate import duplicate
 from ...options import Options
 from ...precision.forms import Operands
-from ...runtime.run import Run
+from ...runtime.context import ExecutionContext
 from ...runtime.weights import Conv
 from ..chain import Link, given, pack_chain, through
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
@@ -114,7 +114,8 @@ class Around(Step):
         means = Conv(f"{self.name} average", pack_weight(kernel, dtype), None, stride=(z, s, s))
         return Average(means, pack_weight(kernel[:, :, z - 1 :], dtype))
 
-    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         starts, size = first == 0, Size(*x.shape)
         if self.resamples:
@@ -133,7 +134,7 @@ class Around(Step):
                 y.add_(around)
         return y, None
 
-    def _shortcut(self, packed: Packed, run: Run, x: Tensor, out: Tensor, starts: bool) -> None:
+    def _shortcut(self, packed: Packed, run: ExecutionContext, x: Tensor, out: Tensor, starts: bool) -> None:
         """Write the shortcut's result for x to `out`, to which the steps' result is added later."""
         if run.dry:
             return

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...kernels.conv3d import Partials
 from ...options import Options
 from ...precision.forms import Operands
-from ...runtime.run import Run
+from ...runtime.context import ExecutionContext
 from ...runtime.weights import Attention as Packed
 from ..packed import norm_of
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
@@ -125,7 +125,8 @@ class Attention(Normed):
         q, k, v, out = ((weight.to(dtype).t(), bias.to(dtype)) for weight, bias in block.projections())
         return Packed(norm_of(block.normed()), q, k, v, out, options.flash_attention, self.whole)
 
-    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         return x, run.attend(packed, x, sums)
 

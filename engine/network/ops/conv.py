@@ -17,7 +17,7 @@ from ...kernels.precision import tf32_asked
 from ...options import Options
 from ...precision.forms import Operands
 from ...runtime.allowance import find_workspace
-from ...runtime.run import Run
+from ...runtime.context import ExecutionContext
 from ...runtime.weights import Conv as Packed
 from ..packed import conv_of
 from ..program import CAUSAL, Border, Size, Step, Style, Taps, Work
@@ -210,7 +210,8 @@ class Conv(Between):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         return conv_of(part(self.name), operands)
 
-    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         x = x[:, : out.shape[1], : out.shape[2]]
         if self.repeats and not run.dry:

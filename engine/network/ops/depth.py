@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...kernels.conv3d import Geometry, Partials, pack_weight
 from ...options import Options
 from ...precision.forms import Operands
-from ...runtime.run import COPY, Run
+from ...runtime.context import COPY, ExecutionContext
 from ...runtime.weights import Conv
 from ..program import CAUSAL, Size, Style, Taps, Work
 from ..state import State, grouped
@@ -147,7 +147,8 @@ class DepthUp(ToSamples):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         return self.packed(part(self.name).convolution, operands.dtype)
 
-    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         frames, rows, _ = self.stride
         made, _ = run.foresee(self.ahead(packed), x.shape[0], run.drains)
@@ -163,7 +164,7 @@ class DepthUp(ToSamples):
                     run.product(conv, i.data, part, geometry=i.geometry, residual=around, start=start)
         return out, None
 
-    def _around(self, packed: Packed, run: Run, x: Tensor, out: Tensor, made: int, lead: int) -> None:
+    def _around(self, packed: Packed, run: ExecutionContext, x: Tensor, out: Tensor, made: int, lead: int) -> None:
         """Write the samples of the stream's next frames to the place to which the convolution's samples are added."""
         parts = [(0, x)]
         if run.after:
@@ -250,7 +251,8 @@ class LinearUp(ToSamples):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         return self.packed(part(self.name), operands.dtype)
 
-    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         lead = int(first == 0)
         if lead:

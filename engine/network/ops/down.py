@@ -13,7 +13,7 @@ from ...kernels.conv3d import Geometry, Partials, pack_weight
 from ...kernels.precision import exact_math
 from ...options import Options
 from ...precision.forms import Operands
-from ...runtime.run import COPY, Run
+from ...runtime.context import COPY, ExecutionContext
 from ...runtime.weights import Conv
 from ..packed import conv_of
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
@@ -71,7 +71,8 @@ class StridedDown(Resampling):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
         return conv_of(part(self.name).convolution, operands, normed=False)
 
-    def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Conv, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         if self.centred:
             # The first frame counts twice, as its own partner: the following results start one frame later, not two.
@@ -160,12 +161,13 @@ class FrameDown(Resampling):
             bias = time.bias.float() + taps.sum(2) @ conv.bias.float()
         return Packed(Conv(time.key, pack_weight(kernel, dtype), bias, stride=(2, 2, 2)), lead)
 
-    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         self.onto(packed, run, x, out, first, add=False)
         return out, None
 
-    def onto(self, packed: Packed, run: Run, x: Tensor, out: Tensor, first: int, add: bool) -> None:
+    def onto(self, packed: Packed, run: ExecutionContext, x: Tensor, out: Tensor, first: int, add: bool) -> None:
         """Write x [F, H, W, C] to `out` at half the size (and frame rate), or add it to `out` (`add`)."""
         # The zero row and column lie below and to the right: taps start inside the border.
         geometry = Geometry(packed.both.stride, origin=(1, 1))

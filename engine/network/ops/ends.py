@@ -17,7 +17,7 @@ from ...kernels.to_pixels import MOST_OUTPUTS, columns_weight
 from ...kernels.to_pixels import Pixels as Form
 from ...options import Options
 from ...precision.forms import Operands
-from ...runtime.run import Run
+from ...runtime.context import ExecutionContext
 from ...runtime.weights import Conv, Output
 from ..packed import clip_kernel, conv_of, norm_of
 from ..program import CAUSAL, Size, Step, Style, Taps, Work
@@ -64,7 +64,8 @@ class Patches(Step):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> None:
         return None
 
-    def run(self, packed: None, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: None, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         (f, h, w, _), n = out.shape, self.patch
         blocks = x[:, : n * h, : n * w].unflatten(2, (w, n)).unflatten(1, (h, n)).permute(0, 1, 3, 5, 4, 2)
@@ -130,7 +131,8 @@ class Linear(Step):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedLinear:
         return PackedLinear.of(part(self.name))
 
-    def run(self, packed: PackedLinear, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: PackedLinear, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         if not run.dry:  # frame by frame, so that the product does not depend on the chunk
             for source, target in zip(x.float(), out, strict=True):
@@ -213,7 +215,8 @@ class Moments(_End):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
         return PackedEnd(norm_of(part(self.norm_name)), conv_of(part(self.name), operands))
 
-    def run(self, packed: PackedEnd, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: PackedEnd, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         if out is None:
             out = run.arena.take((*x.shape[:3], self.width), torch.float32)
@@ -258,7 +261,7 @@ class Pixels(_End):
         columns = columns_weight(weight) if self.colours <= MOST_OUTPUTS else None
         return PackedEnd(norm, Output(conv.key, weight, conv.bias.float(), columns))
 
-    def store(self, packed: PackedEnd, run: Run, x: Tensor, sums: Partials | None, output: torch.dtype,
+    def store(self, packed: PackedEnd, run: ExecutionContext, x: Tensor, sums: Partials | None, output: torch.dtype,
               form: Form) -> Tensor:  # fmt: skip
         """Return finished pixels [D, H * patch, W * patch, colours] of type `output` for x [D, H, W, C]."""
         _, h, w, _ = x.shape
@@ -347,7 +350,8 @@ class Pointwise(Between):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedLinear:
         return PackedLinear.of(self._layer(part))
 
-    def run(self, packed: PackedLinear, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: PackedLinear, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         if not run.dry:  # frame by frame, so that the product does not depend on the chunk
             for source, target in zip(x, out, strict=True):

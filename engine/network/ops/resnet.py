@@ -14,8 +14,8 @@ from ...kernels import norm_act
 from ...kernels.conv3d import Partials
 from ...options import Options
 from ...precision.forms import Operands
+from ...runtime.context import ExecutionContext
 from ...runtime.rolling import Layer, rolled, rolls
-from ...runtime.run import Run
 from ...runtime.weights import Conv
 from ..packed import conv_of, norm_of
 from ..program import CAUSAL, Size, Style, Taps, Work
@@ -126,7 +126,8 @@ class Res(Normed, Layered, Between):
             None if shortcut is None else conv_of(shortcut, operands, normed=False),
         )
 
-    def run(self, packed: Packed, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         """Return the result and its sums.
 

@@ -15,8 +15,8 @@ from ...kernels.conv3d.winograd import takes
 from ...kernels.duplicate import duplicate
 from ...options import Options
 from ...precision.forms import Balancer, Operands
+from ...runtime.context import COPY, ExecutionContext
 from ...runtime.planes import as_read
-from ...runtime.run import COPY, Run
 from ...runtime.weights import Conv
 from ..packed import clip_kernel, conv_of, packed_conv
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
@@ -114,7 +114,8 @@ class ShortcutUp(Shortcut):
 
         return operands.once(conv.key, form, lambda: packed_conv(conv.key, form, make))
 
-    def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Conv, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         lead = self.leads(first)
         if packed.weight.winograd or (self.lead and self.temporal):
@@ -136,7 +137,9 @@ class ShortcutUp(Shortcut):
             parts.append(run.joined(frames, 0))
         return out, run.walk.sums(out, groups, (2, 2)) if run.walk.open else run.joined(parts)
 
-    def _first(self, packed: Conv, run: Run, data: Tensor, start: int, geometry: Geometry, out: Tensor) -> None:
+    def _first(
+        self, packed: Conv, run: ExecutionContext, data: Tensor, start: int, geometry: Geometry, out: Tensor
+    ) -> None:
         """Write a clip's first frame, shuffled in space only: phase by phase from the weight rows that make it."""
         weight, k = packed.weight, self.c_out
         for row, column in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -214,7 +217,8 @@ class ShortcutDown(Shortcut):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
         return conv_of(part(self.name).convolution, operands, normed=False)
 
-    def run(self, packed: Conv, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Conv, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         lead = self.leads(first)
         with run.arena.scope():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...kernels.conv3d import Partials
 from ...options import Options
 from ...precision.forms import Operands
-from ...runtime.run import Run
+from ...runtime.context import ExecutionContext
 from ..program import Step, Style
 from ..state import State
 
@@ -65,7 +65,7 @@ class Denormalise(Step):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Any:
         return part(self.name).values()
 
-    def run(self, packed: Any, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Any, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         if not run.dry:
             torch.addcmul(packed[0], x.float(), packed[1], out=out)
@@ -100,7 +100,7 @@ class Standardise(Step):
         mean, deviation = part(self.mean).float(), part(self.deviation).float()
         return mean, deviation, 2.0 * deviation.abs().log()
 
-    def run(self, packed: Any, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Any, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         mean, deviation, lower = packed
         if not run.dry:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..hosted import Hosted
+from ..offload import Hosted
 from ..program import CAUSAL, Size, Step, Style, Work
 from ..state import State
 from .conv import pointwise

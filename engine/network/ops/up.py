@@ -16,8 +16,8 @@ from ...kernels.norm_act import Store, norm_act
 from ...kernels.upsample import pack, pack_nearest
 from ...options import Options
 from ...precision.forms import Balancer, Form, Operands
+from ...runtime.context import COPY, ExecutionContext
 from ...runtime.rolling import Layer
-from ...runtime.run import COPY, Run
 from ...runtime.weights import Conv
 from ..packed import conv_of, packed_conv
 from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
@@ -70,14 +70,15 @@ class _Up(Resampling):
     conv: str = "conv"
     space = (2, 1)
 
-    def run(self, packed: Conv | Separate, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Conv | Separate, run: ExecutionContext, x: Tensor, sums: Partials | None,
+    out: Tensor | None, groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         if isinstance(packed, Conv):
             return out, run.conv(packed, x, out, groups=groups, frame=first)
         with run.arena.scope():
             return out, run.conv(packed.conv, self.larger(packed, run, x, out), out, groups=groups)
 
-    def larger(self, packed: Separate, run: Run, x: Tensor, out: Tensor) -> Tensor:
+    def larger(self, packed: Separate, run: ExecutionContext, x: Tensor, out: Tensor) -> Tensor:
         """Return the frames that the convolution reads where it is not composed."""
         raise NotImplementedError
 
@@ -109,7 +110,7 @@ class ShuffleUp(_Up):
 
         return operands.once(f"{conv.key} composed", form, lambda: packed_conv(conv.key, form, make))
 
-    def larger(self, packed: Separate, run: Run, x: Tensor, out: Tensor) -> Tensor:
+    def larger(self, packed: Separate, run: ExecutionContext, x: Tensor, out: Tensor) -> Tensor:
         frames = packed.expand.weight.phases[0] * x.shape[0]
         shuffled = run.take(frames, *out.shape[1:3], self.width)
         run.pointwise(packed.expand, x, shuffled)
@@ -161,7 +162,7 @@ class RepeatUp(_Up):
 
         return operands.once(f"{conv.key} composed", form, lambda: packed_conv(conv.key, form, make))
 
-    def larger(self, packed: Separate, run: Run, x: Tensor, out: Tensor) -> Tensor:
+    def larger(self, packed: Separate, run: ExecutionContext, x: Tensor, out: Tensor) -> Tensor:
         repeated, every = run.take(*out.shape), self.time[0]
         if not run.dry:
             lead = int(out.shape[0] < every * x.shape[0])  # the clip's first frame
@@ -246,14 +247,15 @@ class NearestUp(Resampling, Layered, Between):
 
         return operands.once(f"{conv.key} composed" if composed else conv.key, form, both)
 
-    def run(self, packed: Doubled, run: Run, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
+    def run(self, packed: Doubled, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
+    groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         if run.still:
             return out, self._still(packed, run, x, out, groups)
         self.onto(packed, run, x, out, first, add=False)
         return out, None
 
-    def _still(self, packed: Doubled, run: Run, x: Tensor, out: Tensor, groups: int) -> Partials | None:
+    def _still(self, packed: Doubled, run: ExecutionContext, x: Tensor, out: Tensor, groups: int) -> Partials | None:
         """FrameUpsample pictures, band by band like their other convolutions."""
         if packed.composed:
             return run.conv(packed.space, x, out, groups=groups)
@@ -266,7 +268,7 @@ class NearestUp(Resampling, Layered, Between):
     def layers(self, packed: Doubled, groups: int) -> tuple[Layer, ...]:
         return (Layer(packed.space, COPY, groups),) if packed.composed and packed.time is None else ()
 
-    def onto(self, packed: Doubled, run: Run, x: Tensor, out: Tensor, first: int, add: bool) -> None:
+    def onto(self, packed: Doubled, run: ExecutionContext, x: Tensor, out: Tensor, first: int, add: bool) -> None:
         """Write x [D, H, W, C], overwritten, to out [F, 2H, 2W, K], or add it to `out` (`add`)."""
         h, w, c = x.shape[1:]
         time, space, f = packed.time, packed.space, out.shape[0]
@@ -318,7 +320,7 @@ def _time_conv(conv: ClipConv, dtype: torch.dtype, gain: Tensor | None) -> Conv:
     return Conv(conv.key, pack_weight(weight, dtype, (2, 1, 1)), bias)
 
 
-def _double_frames(run: Run, time: Conv, x: Tensor, out: Tensor, lead: int, scale: float = 1.0) -> None:
+def _double_frames(run: ExecutionContext, time: Conv, x: Tensor, out: Tensor, lead: int, scale: float = 1.0) -> None:
     """Write x [D, H, W, C], overwritten, to out [2D, H, W, C] after its first `lead` frames. lead = 1: at the clip's
     start, whose first frame skips the convolution, which sees zeros in its place. scale: of an 8-bit `out`."""
     x[:lead].zero_()
@@ -326,7 +328,7 @@ def _double_frames(run: Run, time: Conv, x: Tensor, out: Tensor, lead: int, scal
     run.conv(time, x, out[lead:], geometry=Geometry(origin=(1, 1)), skip=lead, pixels=pixels)
 
 
-def _bordered(run: Run, f: int, h: int, w: int, c: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _bordered(run: ExecutionContext, f: int, h: int, w: int, c: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return an operand buffer [f, h + 2, w + 2, C padded], zero outside its inside [f, h, w, c], and the inside."""
     buffer = run.arena.take((f, h + 2, w + 2, padded_channels(c, dtype)), dtype)
     for edge in (buffer[:, 0], buffer[:, -1], buffer[:, :, 0], buffer[:, :, -1], buffer[..., c:]):

@@ -16,14 +16,15 @@ from zerowaste_vae.engine.bench.profile import BETWEEN, profile
 from zerowaste_vae.engine.calibration import sampling
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.errors import InputError
-from zerowaste_vae.engine.execution import core, own_clip, reuse
+from zerowaste_vae.engine.execution import core, reuse
+from zerowaste_vae.engine.execution import native_clip as native_clip
 from zerowaste_vae.engine.execution.call import encoder_samples
 from zerowaste_vae.engine.execution.guard import Guard
-from zerowaste_vae.engine.execution.own_halves import FusedTileHalf
+from zerowaste_vae.engine.execution.native_components import FusedTileEncoder
 from zerowaste_vae.engine.execution.progress import Ticker
 from zerowaste_vae.engine.network import tokens
 from zerowaste_vae.engine.network.fused import fuse
-from zerowaste_vae.engine.network.own_tiles import OwnTiles
+from zerowaste_vae.engine.network.native_tiles import NativeTiles
 from zerowaste_vae.engine.network.tokens import TokenNetwork, product_rows, tokens_of
 from zerowaste_vae.engine.options import DEFAULTS, unavailable
 from zerowaste_vae.engine.runtime import graphs
@@ -34,7 +35,7 @@ from .originals import close
 
 CPU = torch.device("cpu")
 #: Tiles of two latent pixels more than they share: many of them in few tokens.
-SMALL = OwnTiles(size=64, least=32, mean=OWN.mean, deviation=OWN.deviation)
+SMALL = NativeTiles(size=64, least=32, mean=OWN.mean, deviation=OWN.deviation)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +146,7 @@ def test_encode_streams(make, noise):
 def test_second_attempt(make, noise, monkeypatch):
     """An attempt goes on where one before ran out of memory."""
     vae, z = make(), noise(1, 24, 13, 3, 5)
-    whole, plain, calls, failures = vae.decode(z), own_clip._Canvas.add, Counter(), ["once"]
+    whole, plain, calls, failures = vae.decode(z), native_clip._Canvas.add, Counter(), ["once"]
 
     def add(canvas, place, made):
         calls[place.section.index] += 1
@@ -154,7 +155,7 @@ def test_second_attempt(make, noise, monkeypatch):
             raise torch.cuda.OutOfMemoryError("no memory")
         return plain(canvas, place, made)
 
-    monkeypatch.setattr(own_clip._Canvas, "add", add)
+    monkeypatch.setattr(native_clip._Canvas, "add", add)
     assert torch.equal(vae.decode(z), whole)
     assert vae.last_report.events["oom_step_downs"] == 1
     # The section in front is made again, for what the next one is blended with.
@@ -288,7 +289,7 @@ def test_the_fused_encoder_is_the_plain_one(make, noise):
     for frames, height, width, step in ((17, 32, 48, 4), (17, 32, 33, 0), (1, 64, 32, 0)):
         tile = noise(frames, height, width, 3)
         want = encoder(tile.permute(3, 0, 1, 2)[None])[0].permute(1, 2, 3, 0)
-        half = FusedTileHalf(network, encoder.program, DEFAULTS, step)
+        half = FusedTileEncoder(network, encoder.program, DEFAULTS, step)
         with half.memory(guard):
             first, health = half.encode(tile)
             first = first.clone()

@@ -10,7 +10,7 @@ from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.precision.forms import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
-from zerowaste_vae.engine.runtime import run as fused_run
+from zerowaste_vae.engine.runtime import context as fused_run
 from zerowaste_vae.engine.runtime.parking import Parking
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def test_loss(model, ranges, noise_samples, kind):
 def test_buffers(model, ranges, noise_samples, kind, monkeypatch):
     """Residency: what norm_act stores is the operand; only attention and the ends have 16-bit buffers."""
     written, read, inputs = [], [], {}
-    store, convolve, place = fused_run.norm_act, fused_run.conv3d, fused_run.Run.inputs
+    store, convolve, place = fused_run.norm_act, fused_run.conv3d, fused_run.ExecutionContext.inputs
 
     def storing(x, norm, buffer, **options):
         written.append((buffer, options["store"].silu))
@@ -83,7 +83,7 @@ def test_buffers(model, ranges, noise_samples, kind, monkeypatch):
 
     monkeypatch.setattr(fused_run, "norm_act", storing)
     monkeypatch.setattr(fused_run, "conv3d", convolving)
-    monkeypatch.setattr(fused_run.Run, "inputs", placing)
+    monkeypatch.setattr(fused_run.ExecutionContext, "inputs", placing)
     decoder, encoder = networks(model, kind, ranges)
     sampling.decode(decoder, noise_samples[0])
     sampling.encode(encoder, noise_samples[1])

@@ -10,8 +10,8 @@ from zerowaste_vae import PlanError
 from zerowaste_vae.engine.execution.guard import Guard
 from zerowaste_vae.engine.execution.staging import StagedWriter
 from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.runtime.context import ExecutionContext
 from zerowaste_vae.engine.runtime.pinned import POOL
-from zerowaste_vae.engine.runtime.run import Run
 
 #: Batch, channels, latents, height and width of most tests' latent.
 SIZE = (1, 16, 3, 2, 2)
@@ -67,7 +67,7 @@ def fail_calls(monkeypatch, where, name, failing, before=True):
 def forget_others() -> None:
     """Free what tests of other things in this process have left behind."""
     gc.collect()
-    for run in (o for o in gc.get_objects() if type(o) is Run):
+    for run in (o for o in gc.get_objects() if type(o) is ExecutionContext):
         run.free()
     POOL.release()
     POOL.nbytes = 0
@@ -75,7 +75,7 @@ def forget_others() -> None:
 
 def leftovers() -> list[object]:
     """Return what a run failed to give back: runs that still hold memory, blocks of the pool still in use."""
-    runs = [o for o in gc.get_objects() if type(o) is Run]
+    runs = [o for o in gc.get_objects() if type(o) is ExecutionContext]
     holding = [r for r in runs if r.arena._block is not None or any(g.data is not None for g in r.rings.values())]
     used = POOL.nbytes - sum(b.numel() for b in POOL._idle)
     return [*holding, *([used] if used else [])]

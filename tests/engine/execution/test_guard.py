@@ -9,12 +9,12 @@ from zerowaste_vae.engine.execution import fused_pass
 from zerowaste_vae.engine.execution.staging import StagedReader
 from zerowaste_vae.engine.network.plain import Half
 from zerowaste_vae.engine.planning.budget import Machine
+from zerowaste_vae.engine.runtime import context as run_module
 from zerowaste_vae.engine.runtime import handover, parking
-from zerowaste_vae.engine.runtime import run as run_module
 from zerowaste_vae.engine.runtime.arena import Arena
+from zerowaste_vae.engine.runtime.context import ExecutionContext
 from zerowaste_vae.engine.runtime.pressure import Pressure, out_of_memory
 from zerowaste_vae.engine.runtime.rings import Ring
-from zerowaste_vae.engine.runtime.run import Run
 
 from .faults import SIZE, events, fail_calls, inject, leanest, leftovers, record_plans, record_writes
 
@@ -116,8 +116,8 @@ def test_handover(make_vae, noise, monkeypatch):
     with monkeypatch.context() as patch:
         # An operator of the second chunk needs a second attempt, and the reserve does not come back.
         fail_calls(patch, run_module, "to_pixels", {4})
-        recover = Run.recover
-        patch.setattr(Run, "recover", lambda run: not run.pressed and recover(run))
+        recover = ExecutionContext.recover
+        patch.setattr(ExecutionContext, "recover", lambda run: not run.pressed and recover(run))
         plans = record_plans(patch)
         out = vae.decode(z, **options)
     torch.testing.assert_close(out, expected, **CHUNKS)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from zerowaste_vae import load
+from zerowaste_vae.engine.runtime.context import ExecutionContext
 from zerowaste_vae.engine.runtime.pinned import POOL
-from zerowaste_vae.engine.runtime.run import Run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,9 +86,9 @@ def test_memory_that_others_take_during_a_run(vae, noise, capped, monkeypatch, g
             hog.extend(take_everything())
         return recovers(run)
 
-    recovers = Run.recover
+    recovers = ExecutionContext.recover
     if not given_back:
-        monkeypatch.setattr(Run, "recover", recover)
+        monkeypatch.setattr(ExecutionContext, "recover", recover)
     vae.on_pressure = hog.clear if given_back else None
     try:
         out = vae.decode(z, output="float16", chunk=1, progress=others)

@@ -9,7 +9,7 @@ from zerowaste_vae import load
 from zerowaste_vae.engine.archs import wan
 from zerowaste_vae.engine.execution.core import Core
 from zerowaste_vae.engine.kernels.norm_act import statistics
-from zerowaste_vae.engine.runtime.run import Run
+from zerowaste_vae.engine.runtime.context import ExecutionContext
 
 #: Per architecture and operation: convolutions that int8 is tried with; the other precisions take the first two.
 KEYS = {
@@ -53,7 +53,7 @@ class Poison:
         self.key, self.value, self.call = key, value, call
         self.calls = self.struck = 0
         self.armed = True
-        conv, product, safer = Run.conv, Run.product, Core._safer
+        conv, product, safer = ExecutionContext.conv, ExecutionContext.product, Core._safer
         signature = inspect.signature(conv)
 
         def disarm(vae, where):
@@ -68,14 +68,14 @@ class Poison:
             return self.strike(run, conv_, out, sums, groups)
 
         def after_product(run, conv_, data, out, **options):
-            """Convolutions that a step calls without Run.conv."""
+            """Convolutions that a step calls without ExecutionContext.conv."""
             sums = product(run, conv_, data, out, **options)
             return sums if self.inside else self.strike(run, conv_, out, sums, 0)
 
         self.inside = False
         monkeypatch.setattr(Core, "_safer", disarm)
-        monkeypatch.setattr(Run, "conv", after_conv)
-        monkeypatch.setattr(Run, "product", after_product)
+        monkeypatch.setattr(ExecutionContext, "conv", after_conv)
+        monkeypatch.setattr(ExecutionContext, "product", after_product)
 
     def strike(self, run, conv, out, sums, groups):
         if run.dry or not self.armed or not conv.key.endswith(self.key) or not out.shape[0]:
@@ -126,7 +126,7 @@ def test_it_is_seen(runs, monkeypatch, arch, operation, precision, key, value):
 def test_in_attention(runs, monkeypatch, what):
     """A softmax gives -Inf no weight: it must be seen before that."""
     vae, z, good, safer = runs("seedvr2", "decode", "int8")
-    attempt, seen = Run.attempt, []
+    attempt, seen = ExecutionContext.attempt, []
 
     def poisoned(run, work, *args, **options):
         result = attempt(run, work, *args, **options)
@@ -136,7 +136,7 @@ def test_in_attention(runs, monkeypatch, what):
                 options["out"][0, 0] = -torch.inf
         return result
 
-    monkeypatch.setattr(Run, "attempt", poisoned)
+    monkeypatch.setattr(ExecutionContext, "attempt", poisoned)
     out = vae.decode(z, chunk=1)
     assert vae.last_report.events["nan_reruns"] == 1
     assert torch.equal(out[:, :1], good[:, :1])

@@ -25,7 +25,7 @@ from zerowaste_vae.engine.kernels.to_pixels import to_pixels
 from zerowaste_vae.engine.network.ops.ends import Moments, Pixels
 from zerowaste_vae.engine.planning.fusable import half_not_fused, no_8_bit
 from zerowaste_vae.engine.precision.modes import PRECISIONS
-from zerowaste_vae.engine.runtime import run
+from zerowaste_vae.engine.runtime import context as run
 from zerowaste_vae.engine.runtime.weights import Conv
 from zerowaste_vae.engine.vae import VideoVAE
 

@@ -5,7 +5,7 @@ import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine.errors import NonFiniteError
 from zerowaste_vae.engine.network.plain import Half
-from zerowaste_vae.engine.runtime.run import Run
+from zerowaste_vae.engine.runtime.context import ExecutionContext
 
 from .faults import SIZE, events
 
@@ -13,7 +13,7 @@ from .faults import SIZE, events
 def poison(monkeypatch, dtypes, chunk, fused):
     """Infinity in one value at full size, in the chunk of this number, when it runs in one of `dtypes`."""
     if fused:
-        original, seen = Run.conv, {}
+        original, seen = ExecutionContext.conv, {}
 
         def conv(self, up, x, out, *args, **options):
             sums = original(self, up, x, out, *args, **options)
@@ -23,7 +23,7 @@ def poison(monkeypatch, dtypes, chunk, fused):
                     out[-1, 1, 2, 3] = torch.inf
             return sums
 
-        monkeypatch.setattr(Run, "conv", conv)
+        monkeypatch.setattr(ExecutionContext, "conv", conv)
         return
     original, seen = Half.high, {}
 

@@ -8,7 +8,7 @@ from zerowaste_vae import Cancelled, InputError
 from zerowaste_vae.engine.execution.results import HandedOn
 from zerowaste_vae.engine.execution.staging import StagedWriter, _Staged
 from zerowaste_vae.engine.network.plain import Half
-from zerowaste_vae.engine.runtime import run as run_module
+from zerowaste_vae.engine.runtime import context as run_module
 from zerowaste_vae.engine.vae import VideoVAE
 
 from .faults import events, fail_calls, leftovers, record_writes

@@ -7,7 +7,7 @@ import pytest
 import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
-from zerowaste_vae.engine.execution.halves import FusedHalves
+from zerowaste_vae.engine.execution.components import FusedComponents
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
@@ -120,8 +120,9 @@ def test_threads_that_share_a_vae(fused, noise):
 
 def test_overlapping_calls(fused, noise, monkeypatch):
     """Neither packed weights nor runs with their notes; the next call alone is the VAE's own again."""
-    used, half = [], FusedHalves.half
-    monkeypatch.setattr(FusedHalves, "half", lambda halves, *a: used.append((halves, halves.runs)) or half(halves, *a))
+    used, half = [], FusedComponents.half
+    monkeypatch.setattr(FusedComponents, "half", lambda halves, *a: used.append((halves, halves.runs)) or half(halves,
+    *a))
     z = noise(1, 16, 2, 1, 1)
     frames = fused.decode(z, chunk=1)
     again = []

@@ -14,7 +14,7 @@ from zerowaste_vae.engine.kernels.prebuilt.library import SetError
 from zerowaste_vae.engine.kernels.probe import dispatch, from_kernels, proven
 from zerowaste_vae.engine.kernels.targets import target
 from zerowaste_vae.engine.planning.fusable import why_off
-from zerowaste_vae.engine.runtime import run as run_module
+from zerowaste_vae.engine.runtime import context as run_module
 
 GPU = torch.device("cuda", 3)
 

@@ -32,7 +32,7 @@ def spans(network, latents, chunk):
 
 
 def decode(network, z, chunk, parking, relay=()):
-    """[C, T, h, w] -> [F, H, W, 3]. relay: chunks after which another Run goes on."""
+    """[C, T, h, w] -> [F, H, W, 3]. relay: chunks after which another ExecutionContext goes on."""
     z = z.permute(1, 2, 3, 0)
     size = chunk, *z.shape[1:3], 0, torch.float32, CPU
     out, run = [], network.plan(*size, parking, z.shape[0])

@@ -10,8 +10,8 @@ from zerowaste_vae.engine.network.program import Program
 from zerowaste_vae.engine.network.state import Place, State
 from zerowaste_vae.engine.network.steps import Steps, chunk_end, frames_of, with_chunks
 from zerowaste_vae.engine.planning.planner import Planner
+from zerowaste_vae.engine.runtime.context import ExecutionContext
 from zerowaste_vae.engine.runtime.parking import Parking
-from zerowaste_vae.engine.runtime.run import Run
 from zerowaste_vae.engine.vae import VideoVAE
 
 T = 42
@@ -38,14 +38,14 @@ def test_steps_begin_where_later_ones_need_them(parts, monkeypatch):
     """The first convolution takes all latents of the window, the last one only those of its own two frames."""
     vae, z, whole = parts
     program, seen = vae.model.decoder.program, {}
-    inputs = Run.inputs
+    inputs = ExecutionContext.inputs
 
     def counted(self, conv, x, *args, **options):
         if not self.dry:
             seen[conv.key] = seen.get(conv.key, 0) + x.shape[0]
         return inputs(self, conv, x, *args, **options)
 
-    monkeypatch.setattr(Run, "inputs", counted)
+    monkeypatch.setattr(ExecutionContext, "inputs", counted)
     begins = program.begins(4 * T - 7)
     part = vae.decode(z, chunk=1, start=4 * T - 7, frames=4)
     assert torch.equal(part, whole[:, -4:])
@@ -82,7 +82,7 @@ def test_histories_may_be_parked(parts, parking, monkeypatch):
 def test_a_part_goes_on_in_smaller_steps(parts, monkeypatch):
     """Memory runs out before all steps have begun: the histories that are there are handed over."""
     vae, z, whole = parts
-    seen, attempt = [], Run.attempt
+    seen, attempt = [], ExecutionContext.attempt
 
     def short(self, work, *args, **options):
         if not self.dry and not seen and self.done["latents"] == T - 12 and self.between:
@@ -90,7 +90,7 @@ def test_a_part_goes_on_in_smaller_steps(parts, monkeypatch):
             raise MemoryError("none left")
         return attempt(self, work, *args, **options)
 
-    monkeypatch.setattr(Run, "attempt", short)
+    monkeypatch.setattr(ExecutionContext, "attempt", short)
     part, expected = vae.decode(z, chunk=1, start=4 * T - 8, frames=3), whole[:, 4 * T - 8 : 4 * T - 5]
     assert seen and vae.last_report.events["oom_step_downs"] == 1
     assert vae.last_report.events["replayed_chunks"] == 0
@@ -147,7 +147,7 @@ class Counted:
         def counted(run, clips, cut, *rest):
             return through(run, clips, lambda a, b: self.chunks.append((a, b)) or cut(a, b), *rest)
 
-        inputs = Run.inputs
+        inputs = ExecutionContext.inputs
 
         def reading(run, conv, x, *args, **options):
             if not run.dry:
@@ -155,7 +155,7 @@ class Counted:
             return inputs(run, conv, x, *args, **options)
 
         monkeypatch.setattr(clip, "_through", counted)
-        monkeypatch.setattr(Run, "inputs", reading)
+        monkeypatch.setattr(ExecutionContext, "inputs", reading)
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, Config
 from zerowaste_vae.engine.network import tokens
-from zerowaste_vae.engine.network.hosted import Hosted, moving_bytes, staying
+from zerowaste_vae.engine.network.offload import Hosted, moving_bytes, staying
 from zerowaste_vae.engine.network.ops.tokens import turns
 from zerowaste_vae.engine.network.tokens import LayerWeights, Product, TokenNetwork
 from zerowaste_vae.engine.planning.own_plan import layer_bytes

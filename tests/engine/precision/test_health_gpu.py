@@ -7,7 +7,7 @@ import pytest
 import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine.kernels.norm_act import statistics
-from zerowaste_vae.engine.runtime.run import Run
+from zerowaste_vae.engine.runtime.context import ExecutionContext
 
 from ..gpu_models import make
 
@@ -43,7 +43,7 @@ class Struck:
 
     def __init__(self, monkeypatch, key, value):
         self.key, self.value, self.done = key, value, 0
-        monkeypatch.setattr(Run, "conv", self.after(Run.conv))
+        monkeypatch.setattr(ExecutionContext, "conv", self.after(ExecutionContext.conv))
 
     def after(self, original):
         signature = inspect.signature(original)

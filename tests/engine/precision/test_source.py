@@ -11,7 +11,7 @@ from zerowaste_vae.engine import load, log, read_checkpoint
 from zerowaste_vae.engine.execution import fused_pass
 from zerowaste_vae.engine.execution.staging import StagedReader
 from zerowaste_vae.engine.precision import store
-from zerowaste_vae.engine.runtime.run import Run
+from zerowaste_vae.engine.runtime.context import ExecutionContext
 from zerowaste_vae.engine.system.writing import replacing, write_text
 
 from ..execution.faults import fail_calls
@@ -195,7 +195,7 @@ def test_wider_type(file, noise, monkeypatch, precision):
     good, safer = vae.decode(z, chunk=1), load(file, precision="fp16", device="cpu").decode(z, chunk=1)
     monkeypatch.setattr("zerowaste_vae.engine.execution.call._leaner", lambda *args: args[-1])
     calls, taken = fail_calls(monkeypatch, StagedReader, "read", {3, 4}), []
-    conv, take, made = Run.conv, fused_pass.take_over, []
+    conv, take, made = ExecutionContext.conv, fused_pass.take_over, []
 
     def overflowing(run, up, x, out, *given, **rest):
         sums = conv(run, up, x, out, *given, **rest)
@@ -205,7 +205,7 @@ def test_wider_type(file, noise, monkeypatch, precision):
                 out[-1, 1, 2, 3] = torch.nan
         return sums
 
-    monkeypatch.setattr(Run, "conv", overflowing)
+    monkeypatch.setattr(ExecutionContext, "conv", overflowing)
     monkeypatch.setattr(fused_pass, "take_over", lambda run, clip: taken.append(clip) or take(run, clip))
     out = vae.decode(z, chunk=1)
     assert len(calls) > 4

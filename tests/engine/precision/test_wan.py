@@ -17,7 +17,7 @@ from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.precision.forms import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
-from zerowaste_vae.engine.runtime import run as fused_run
+from zerowaste_vae.engine.runtime import context as fused_run
 from zerowaste_vae.engine.runtime.parking import Parking
 
 CPU = torch.device("cpu")

@@ -15,9 +15,9 @@ from zerowaste_vae.engine.network.tiles import grid
 from zerowaste_vae.engine.options import DEFAULTS, unavailable
 from zerowaste_vae.engine.planning.plan import Own, why_none
 from zerowaste_vae.engine.runtime import graph_rule, graphs
+from zerowaste_vae.engine.runtime.context import ExecutionContext
 from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.runtime.parking import Parking
-from zerowaste_vae.engine.runtime.run import Run
 from zerowaste_vae.engine.vae import VideoVAE
 
 from ..execution.faults import forget_others, leftovers
@@ -256,7 +256,7 @@ def test_idle_gpus_record_when_it_pays(vae, plain, noise, monkeypatch):
 
 def test_memory_for_another_thread(vae, plain, noise, monkeypatch):
     """As another VAE's run does when memory is short."""
-    z, freeing, free = noise(1, 16, 3, 2, 3), threading.Event(), Run.free
+    z, freeing, free = noise(1, 16, 3, 2, 3), threading.Event(), ExecutionContext.free
     frames = plain.decode(z, chunk=1)
 
     def slowly(run):
@@ -267,7 +267,7 @@ def test_memory_for_another_thread(vae, plain, noise, monkeypatch):
     for _ in range(2):
         assert torch.equal(vae.decode(z, chunk=1), frames)
     assert KEPT.nbytes(CPU)
-    monkeypatch.setattr(Run, "free", slowly)
+    monkeypatch.setattr(ExecutionContext, "free", slowly)
     with ThreadPoolExecutor(1) as pool:
         freed = pool.submit(KEPT.release)
         assert freeing.wait(10)

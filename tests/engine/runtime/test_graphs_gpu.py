@@ -8,8 +8,8 @@ import pytest
 import torch
 from zerowaste_vae import Cancelled
 from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.runtime import context as run_module
 from zerowaste_vae.engine.runtime import graph_rule, graphs
-from zerowaste_vae.engine.runtime import run as run_module
 from zerowaste_vae.engine.runtime.kept import KEPT
 
 from ..gpu_models import make

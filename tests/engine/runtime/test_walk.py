@@ -16,8 +16,8 @@ from zerowaste_vae.engine.kernels.conv3d.winograd.planes import pairs_of
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.fused_walk import TEMPORARY_BYTES, FusedWalk
+from zerowaste_vae.engine.runtime.context import ExecutionContext
 from zerowaste_vae.engine.runtime.parking import Parking
-from zerowaste_vae.engine.runtime.run import Run
 from zerowaste_vae.engine.runtime.walk import Walk
 
 CONFIG = Config((128, 256, 512, 512), (128, 256, 512, 512))
@@ -126,13 +126,13 @@ def test_equal_steps(family, half, parking, monkeypatch):
         walk = walk_of(architecture, wan.Config(widths, widths, 16 if family == "wan2.1" else 48,
                                                 1 if family == "wan2.1" else 2), torch.bfloat16)  # fmt: skip
     calls = []
-    inputs = Run.inputs
+    inputs = ExecutionContext.inputs
 
     def counted(self, *args, **options):
         calls.append(1)
         return inputs(self, *args, **options)
 
-    monkeypatch.setattr(Run, "inputs", counted)
+    monkeypatch.setattr(ExecutionContext, "inputs", counted)
 
     def sizes(latents, frames):
         calls.clear()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..archs import Architecture
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
-from ..network.hosted import lent, moving, moving_bytes
+from ..network.offload import lent, moving, moving_bytes
 from ..network.plain import Half, Network
 from ..network.steps import Steps
 from ..network.stream import decode_features, decode_frames, encode_features, encode_moments
@@ -22,9 +22,9 @@ from ..precision.policy import Policy
 from ..precision.prepared import gathered, load, recipe, save
 from ..precision.store import Store
 from ..system.devices import empty_device_cache
-from .fused_pass import FusedHalf
+from .fused_pass import FusedComponent
 from .noise import FrameNoise
-from .plain_pass import PlainHalf
+from .plain_pass import PlainComponent
 from .reuse import Runs
 
 
@@ -33,7 +33,7 @@ def other_half(half: str) -> str:
     return "encoder" if half == "decoder" else "decoder"
 
 
-class FusedHalves:
+class FusedComponents:
     """The fused components of one model: packed when first used, dropped by `release`."""
 
     def __init__(self, model: Network, walk: FusedWalk, device: torch.device, store: Store | None = None) -> None:
@@ -78,10 +78,10 @@ class FusedHalves:
         """Return the bytes of the packed weights now held for "encoder" or "decoder"; plans count them too."""
         return self._packed[half].nbytes if half in self._packed else 0
 
-    def half(self, name: str, scale: float, device: torch.device) -> FusedHalf:
+    def half(self, name: str, scale: float, device: torch.device) -> FusedComponent:
         """Return "encoder" or "decoder" for clips, its weights packed. scale: latents are divided by it."""
         program = getattr(self._model, name).program
-        return FusedHalf(
+        return FusedComponent(
             self._get(name), program, self.runs, self._architecture, self._options, scale, device,
         )  # fmt: skip
 
@@ -124,7 +124,7 @@ class FusedHalves:
         return fuse(getattr(model, half), self._dtype, self._options, self._walk.operands(half), self._device)
 
 
-class PlainHalves:
+class PlainComponents:
     """The plain components of one model, run in `dtype`. A component whose weights wait in host memory runs as a copy
     with the weights on the device, made at its first use and kept for the next run until `release`: before the
     component runs fused, or with the packed weights."""
@@ -170,11 +170,11 @@ class PlainHalves:
             del self._copies[name]
         return freed
 
-    def half(self, name: str, scale: float, device: torch.device, seed: int | None = None) -> PlainHalf:
+    def half(self, name: str, scale: float, device: torch.device, seed: int | None = None) -> PlainComponent:
         """Return "encoder" or "decoder" for clips. scale: latents are divided by it. seed: of noise within the
         network."""
         a = self._architecture
-        return PlainHalf(self.there(name, device), a.spatial, a.temporal, scale, self._dtype, device, seed)
+        return PlainComponent(self.there(name, device), a.spatial, a.temporal, scale, self._dtype, device, seed)
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]

@@ -43,11 +43,11 @@ class Input:
         return x[:, factor * self.first : factor * self.last]
 
 
-class Run(Memory):
+class ExecutionContext(Memory):
     """Executes a network's steps at one frame size; before `allocate` it only records the memory that they take.
 
-    `dtype` is the type of activations; operands have that of their convolution. One Run has one clip at a time. `head`
-    and `border`, as in Memory, are the input of convolutions before a clip and around a frame."""
+    `dtype` is the type of activations; operands have that of their convolution. One ExecutionContext has one clip at a
+    time. `head` and `border`, as in Memory, are the input of convolutions before a clip and around a frame."""
 
     def conv(
         self, conv: Conv, x: Tensor, out: Tensor, norm: Norm = COPY, sums: Partials | None = None, groups: int = 0,

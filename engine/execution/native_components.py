@@ -1,4 +1,4 @@
-"""Encoder and decoder of a model with native tiles (one that tiles itself), as execution/own_clip.py uses them."""
+"""Encoder and decoder of a model with native tiles (one that tiles itself), as execution/native_clip.py uses them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .guard import Guard
 from .reuse import Runs, allocated
 
 
-class OwnHalves:
+class NativeComponents:
     """Encoder and decoder of a self-tiling model: packed when first used, dropped by `release`; empty for other models.
     kind: 8-bit type of the decoder's products, None: `dtype`."""
 
@@ -36,7 +36,7 @@ class OwnHalves:
     def half(
         self, name: str, plan: Plan, device: torch.device, fused: Callable[[], FusedEncoder],
         plain: Callable[[str, torch.device], Half],
-    ) -> TokenHalf | FusedTileHalf | PlainTileHalf:  # fmt: skip
+    ) -> TokenComponent | FusedTileEncoder | PlainTileEncoder:  # fmt: skip
         """Return "encoder" or "decoder" for clips.
 
         Args:
@@ -46,10 +46,10 @@ class OwnHalves:
         if name == "decoder":
             return self._decoder(plan, device)
         if plan.fused:
-            return FusedTileHalf(fused(), self._model.encoder.program, self._options, plan.steps.frames)
-        return PlainTileHalf(plain(name, device), self._dtype, plan.steps)
+            return FusedTileEncoder(fused(), self._model.encoder.program, self._options, plan.steps.frames)
+        return PlainTileEncoder(plain(name, device), self._dtype, plan.steps)
 
-    def _decoder(self, plan: Plan, device: torch.device) -> TokenHalf:
+    def _decoder(self, plan: Plan, device: torch.device) -> TokenComponent:
         """Return the decoder with as many layers on the device as the plan says."""
         kept = self._tokens
         if kept is None or kept.device != device or kept.resident != plan.own.resident:
@@ -62,7 +62,7 @@ class OwnHalves:
                 )
             if device.type == "cuda":
                 empty_device_cache()  # 8-bit weights are made from fp32 ones
-        return TokenHalf(self._tokens, self._model.decoder.program, self._options, plan, self.runs)
+        return TokenComponent(self._tokens, self._model.decoder.program, self._options, plan, self.runs)
 
     def release(self, keep: str = "") -> int:
         """Free graphs, and weights unless `keep` is "decoder"; return the weights' bytes on the device."""
@@ -78,7 +78,7 @@ class OwnHalves:
         return 0 if self._tokens is None else self._tokens.nbytes
 
 
-class TokenHalf:
+class TokenComponent:
     """A decoder made of a transformer."""
 
     def __init__(
@@ -109,8 +109,8 @@ class TokenHalf:
         return self._network.decode(tiles, self._frame, check, run, through)
 
 
-class FusedTileHalf:
-    """An encoder on the fused operators, which takes one tile after another through one Run."""
+class FusedTileEncoder:
+    """An encoder on the fused operators, which takes one tile after another through one ExecutionContext."""
 
     dtype = torch.float32
 
@@ -145,7 +145,7 @@ class FusedTileHalf:
             held.__exit__(None, None, None)
 
 
-class PlainTileHalf:
+class PlainTileEncoder:
     """An encoder of plain modules."""
 
     ahead, dtype = False, torch.float32

@@ -39,7 +39,7 @@ class Section(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OwnTiles:
+class NativeTiles:
     """Sizes of a network's own tiles and sections.
 
     In space: tiles of `size` pixels share at least `least`; a latent pixel is `unit` pixels. In time: sections of

@@ -3,11 +3,11 @@
 import itertools
 
 import pytest
-from zerowaste_vae.engine.network.own_tiles import OwnTiles
+from zerowaste_vae.engine.network.native_tiles import NativeTiles
 from zerowaste_vae.engine.network.tiled import TiledProgram
 from zerowaste_vae.engine.planning.shares import SectionLeads, split
 
-OWN = OwnTiles()
+OWN = NativeTiles()
 
 
 @pytest.mark.parametrize("latents, frames", [(1, 1), (2, 5), (3, 9), (6, 18), (7, 22), (12, 39), (13, 43), (27, 90)])

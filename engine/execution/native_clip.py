@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.observe import observed
-from ..network.own_tiles import OwnTiles, Section, Span
+from ..network.native_tiles import NativeTiles, Section, Span
 from ..network.steps import UNKNOWN, Latents
 from ..planning.plan import Plan
 from .guard import Guard, scoped
@@ -23,14 +23,14 @@ from .staging import StagedReader, StagedWriter
 LAYOUT = "its own tiles"
 
 
-class OwnProgram(Protocol):
-    own: OwnTiles
+class NativeProgram(Protocol):
+    own: NativeTiles
 
 
-class OwnHalf(Protocol):
+class NativeComponent(Protocol):
     """A component that tiles itself, ready to run on a device. dtype: of a decoder's pixels."""
 
-    program: OwnProgram
+    program: NativeProgram
     ahead: bool
     dtype: torch.dtype
 
@@ -61,7 +61,7 @@ class _Tile(NamedTuple):
 
 
 def decode(
-    half: OwnHalf, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
+    half: NativeComponent, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
 ) -> Iterator[int]:
     """Decode latents [B, C, T, h, w] into the wanted frames of every clip. Args: as of `clip.decode`.
 
@@ -71,7 +71,7 @@ def decode(
 
 
 def _decode(
-    half: OwnHalf, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
+    half: NativeComponent, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
 ) -> Iterator[int]:
     own, (batch, _, latents, height, width) = half.program.own, z.shape
     rows, columns = own.spans(own.unit * height), own.spans(own.unit * width)
@@ -124,7 +124,7 @@ def _write(
 class _Cuts:
     """Tiles of latents on the device; each section is read once."""
 
-    def __init__(self, z: Latents, own: OwnTiles, device: torch.device) -> None:
+    def __init__(self, z: Latents, own: NativeTiles, device: torch.device) -> None:
         self._z, self._own, self._device = z, own, device
         self._at: tuple[int, int] | None = None
         self._latents = torch.empty(0)
@@ -208,7 +208,7 @@ class _Canvas:
     Only the frames that the next section is blended with are kept whole."""
 
     def __init__(
-        self, own: OwnTiles, rows: Sequence[Span], columns: Sequence[Span], clip: int, dtype: torch.dtype,
+        self, own: NativeTiles, rows: Sequence[Span], columns: Sequence[Span], clip: int, dtype: torch.dtype,
         device: torch.device, blend: str = "separate",
     ) -> None:  # fmt: skip
         self.own, self.rows, self.columns, self.clip = own, rows, columns, clip
@@ -254,7 +254,9 @@ class _Canvas:
 # -- encode -----------------------------------------------------------------------------------------------------------
 
 
-def encode(half: OwnHalf, video: Video, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:
+def encode(
+    half: NativeComponent, video: Video, plan: Plan, results: Results, guard: Guard, wanted: range
+) -> Iterator[int]:
     """Encode frames into the wanted moments [n, h, w, 2C] of every clip. Args: as of `clip.encode`.
 
     Yields: before each section, the number of frames that must have arrived, unless the stream ends earlier.
@@ -286,7 +288,7 @@ def encode(half: OwnHalf, video: Video, plan: Plan, results: Results, guard: Gua
 
 
 def _encode_section(
-    half: OwnHalf, video: Video, clip: int, section: Section, spans: tuple[Sequence[Span], Sequence[Span]],
+    half: NativeComponent, video: Video, clip: int, section: Section, spans: tuple[Sequence[Span], Sequence[Span]],
     reader: StagedReader, writer: StagedWriter, guard: Guard, wanted: range,
 ) -> None:  # fmt: skip
     own, (rows, columns) = half.program.own, spans
@@ -311,7 +313,7 @@ def _encode_section(
         writer.write(clip, at, moments[:, at - first : end - first].permute(1, 2, 3, 0), health)
 
 
-def filled(own: OwnTiles, frames: Tensor, count: int | None) -> Tensor:
+def filled(own: NativeTiles, frames: Tensor, count: int | None) -> Tensor:
     """Return frames as float32 in the network's units, with the last one repeated to a whole section.
 
     A clip of one frame stays one.

@@ -12,8 +12,8 @@ from zerowaste_vae.engine.archs import minimax_h3
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.distributed.devices import copies_on
 from zerowaste_vae.engine.errors import PlanError
-from zerowaste_vae.engine.execution import halves
-from zerowaste_vae.engine.network.hosted import moving_bytes
+from zerowaste_vae.engine.execution import components as halves
+from zerowaste_vae.engine.network.offload import moving_bytes
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning import make
 from zerowaste_vae.engine.planning.besides import CUBLAS_BYTES, LIBRARY_BYTES

@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 from zerowaste_vae import load
-from zerowaste_vae.engine.network.hosted import moving_bytes
+from zerowaste_vae.engine.network.offload import moving_bytes
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.besides import CUBLAS_BYTES, LIBRARY_BYTES
 from zerowaste_vae.engine.runtime.kept import KEPT
