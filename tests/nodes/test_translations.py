@@ -22,6 +22,7 @@ PLACES += ("engine/distributed/devices.py", "engine/distributed/several.py", "en
 PLACES += tuple(f"engine/execution/{name}.py" for name in ("core", "guard", "noise", "progress"))
 PYTHON_ONLY = (
     "out is ", "start=", "frames={} ", "seed={}", "noise={}", "timestep={}", "the decoder of {} takes no",
+    "the latents of {} take no share",
     "{} is a list of at ", "{} is a text of at most", "{}={} is not a number", "{}={} is out of bounds",
     "{} is not one of on", "precision={}", "device={}", "metadata norm_num_groups={}",
 )  # fmt: skip
