@@ -155,6 +155,17 @@ def test_plain_torch_keeps_to_its_target(noise, others, half, gb):
 
 
 @pytest.mark.plain
+def test_plain_torch_keeps_to_its_plan_in_native_tiles(others):
+    """MiniMax H3's encoder: tiles one by one, each in the blocks that the one before has left."""
+    vae, video = plain("minimaxh3", "fp16"), pictures(22, 288, 272)[None]
+    latents = [vae.encode(video) for _ in range(2)]
+    report, most = vae.last_report, (torch.cuda.max_memory_reserved() - others) / GIB
+    print(f"{report.plan}: stated {report.predicted_gb:.3f} GB, reserved {most:.3f} GB")
+    assert report.mode.startswith("plain") and not report.events["oom_step_downs"] and limit() == 1
+    assert torch.equal(*latents) and most <= report.predicted_gb
+
+
+@pytest.mark.plain
 def test_the_same_bits_with_a_limit_and_without(noise, others, monkeypatch):
     """With a third less than a run takes by itself, so that torch has to free unused blocks, and is allowed more where
     that is not enough: cuDNN's algorithms stay the same, and the report states what is taken."""
