@@ -29,8 +29,8 @@ from zerowaste_vae.engine.archs import by_name
 from zerowaste_vae.engine.bench.calls import Spread
 from zerowaste_vae.engine.bench.subject import check_size, copy_of, random_checkpoint, seeded_input
 from zerowaste_vae.engine.distributed.ranks import Ranks, joined, under_torchrun
+from zerowaste_vae.engine.distributed.shares import duration, leads_of, split
 from zerowaste_vae.engine.errors import ZeroWasteError
-from zerowaste_vae.engine.planning.shares import duration, leads_of, split
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -196,8 +196,8 @@ def _shared(
     args: argparse.Namespace, architecture: Architecture, planner: Planner, size: tuple[int, int, int]
 ) -> list[dict[str, object]]:
     """Return a row for 2, 4, 8 and N GPUs together: computed from the steps' operations, not measured."""
+    from ..distributed.shares import SectionLeads, duration, leads_of, split
     from ..network.steps import frames_of
-    from ..planning.shares import SectionLeads, duration, leads_of, split
 
     program = architecture.program("encoder" if args.encode else "decoder", planner.walk.config)
     latents, (height, width) = size[0], size[1:]

@@ -22,12 +22,12 @@ from ..execution.guard import scoped
 from ..execution.progress import Callbacks, Ticker
 from ..execution.results import Finished, Results, Target
 from ..planning.plan import Plan
-from ..planning.shares import in_rounds, leads_of, split
 from ..precision.policy import Policy
 from ..report import Report
 from ..request import Request
 from .devices import measured, of_a_device
 from .parts import DONE, RUNNING, WAITING, Feed, Part, behind_a_lead, describe
+from .shares import in_rounds, leads_of, split
 
 #: Seconds that devices get to finish their chunk when the call is over for another reason.
 PATIENCE = 120.0

@@ -201,7 +201,7 @@ def test_an_mp4_of_an_interrupted_run_goes_on(place, monkeypatch, capsys):
 
 
 def test_several_devices_resume(place, monkeypatch, capsys):
-    monkeypatch.setattr("zerowaste_vae.engine.planning.shares.Leads.__call__", lambda self, first: 0.1 * bool(first))
+    monkeypatch.setattr("zerowaste_vae.engine.distributed.shares.Leads.__call__", lambda self, first: 0.1 * bool(first))
     monkeypatch.setattr("zerowaste_vae.engine.vae.waiting_room", lambda _: 3 * 4 * 3 * (16 * 32))
     assert place("decode", "l.safetensors", "whole", "--chunk", 1) == 0
     with monkeypatch.context() as patch:
@@ -303,7 +303,7 @@ def test_a_full_disk_keeps_what_is_finished(place, monkeypatch, capsys, devices)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save(self, file, **kind)
 
-    monkeypatch.setattr("zerowaste_vae.engine.planning.shares.Leads.__call__", lambda self, first: 0.1 * bool(first))
+    monkeypatch.setattr("zerowaste_vae.engine.distributed.shares.Leads.__call__", lambda self, first: 0.1 * bool(first))
     with monkeypatch.context() as patch:
         patch.setattr(Image.Image, "save", full)
         assert place("decode", "l.safetensors", "frames", "--chunk", 1, "--devices", devices) == 2

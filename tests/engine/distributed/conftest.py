@@ -2,7 +2,7 @@
 
 import pytest
 from zerowaste_vae import load
-from zerowaste_vae.engine.planning import shares
+from zerowaste_vae.engine.distributed import shares
 
 
 @pytest.fixture

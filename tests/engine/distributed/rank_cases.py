@@ -10,9 +10,9 @@ import torch
 from zerowaste_vae import Cancelled, load
 from zerowaste_vae.engine import vae as vae_module
 from zerowaste_vae.engine.distributed import ranks as ranks_
+from zerowaste_vae.engine.distributed import shares
 from zerowaste_vae.engine.distributed.ranks import joined
 from zerowaste_vae.engine.execution import call, core
-from zerowaste_vae.engine.planning import shares
 
 made = call.decode
 

@@ -8,8 +8,8 @@ import sys
 
 import torch
 from gpu_models import make
+from zerowaste_vae.engine.distributed import shares
 from zerowaste_vae.engine.distributed.ranks import joined
-from zerowaste_vae.engine.planning import shares
 
 #: Latents [T, h, w]: odd rows and columns.
 SIZES = (5, 37, 21), (4, 33, 13)

@@ -13,9 +13,8 @@ import time
 import torch
 from zerowaste_vae.engine import vae as vae_module
 from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.distributed import watch
+from zerowaste_vae.engine.distributed import shares, watch
 from zerowaste_vae.engine.execution import call
-from zerowaste_vae.engine.planning import shares
 
 made = call.decode
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, VideoVAE, load
-from zerowaste_vae.engine.distributed import devices
+from zerowaste_vae.engine.distributed import devices, shares
 from zerowaste_vae.engine.distributed.devices import copies_on, resolve
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.execution import call
 from zerowaste_vae.engine.execution.results import Landed
-from zerowaste_vae.engine.planning import shares
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 
 from .trouble import Failing, overflows

@@ -3,9 +3,9 @@
 import itertools
 
 import pytest
+from zerowaste_vae.engine.distributed.shares import SectionLeads, split
 from zerowaste_vae.engine.network.native_tiles import NativeTiles
 from zerowaste_vae.engine.network.tiled import TiledProgram
-from zerowaste_vae.engine.planning.shares import SectionLeads, split
 
 OWN = NativeTiles()
 

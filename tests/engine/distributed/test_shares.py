@@ -2,8 +2,8 @@
 
 import pytest
 from zerowaste_vae.engine.archs import seedvr2, wan
+from zerowaste_vae.engine.distributed.shares import Leads, Share, duration, in_rounds, split
 from zerowaste_vae.engine.network.program import Program
-from zerowaste_vae.engine.planning.shares import Leads, Share, duration, in_rounds, split
 
 WIDTHS = (128, 256, 512, 512)
 
