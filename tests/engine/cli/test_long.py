@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from zerowaste_vae import VideoVAE, load
+from zerowaste_vae import load
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.media.clips import read_video
 from zerowaste_vae.engine.media.latents import read_latent, write_latent
@@ -143,7 +143,7 @@ def test_resume_keeps_tiles(place, monkeypatch, capsys):
 
 def test_resume_refuses_other_auto_tiles(place, monkeypatch, capsys):
     """Refuse other tiles than the begun clip's, from the start or once the run plans for itself."""
-    monkeypatch.setattr(VideoVAE, "_block", lambda *_: 4)
+    monkeypatch.setattr("zerowaste_vae.engine.vae.block_of", lambda program: 4)
     plan, grids, arguments = Planner.plan, [], ("decode", "l.safetensors", "frames", "--chunk", 1)
 
     def planned(self, half, size, request, *rest):
