@@ -9,7 +9,6 @@ from zerowaste_vae.engine.execution.results import HandedOn
 from zerowaste_vae.engine.execution.staging import StagedWriter, _Staged
 from zerowaste_vae.engine.network.plain import Half
 from zerowaste_vae.engine.runtime import context as run_module
-from zerowaste_vae.engine.vae import VideoVAE
 
 from .faults import events, fail_calls, leftovers, record_writes
 
@@ -29,7 +28,7 @@ def joined(parts, axis):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blended tiles a few results at once, as a long clip has it."""
-    monkeypatch.setattr(VideoVAE, "_block", lambda vae, half: 5 if half == "decoder" else 2)
+    monkeypatch.setattr("zerowaste_vae.engine.vae.block_of", lambda program: 5 if program.half == "decoder" else 2)
 
 
 @pytest.mark.parametrize("fused", [True, False])
