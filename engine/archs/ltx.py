@@ -17,7 +17,8 @@ from ..network.ops.ends import Moments, Patches, Pixels
 from ..network.ops.norm import MeanSquare
 from ..network.ops.resnet import Names, Res
 from ..network.ops.statistics import Denormalise, Normalise
-from ..network.program import STEP, TILES, Border, Mark, Program, Step
+from ..network.program import STEP, TILES, Mark, Program, Step
+from ..network.values import Border
 from .arch import Architecture, KeySet, Published, Shapes, holds, length, rows
 
 NAMES = Names(conv1="conv1.conv", conv2="conv2.conv")

@@ -15,8 +15,9 @@ from ..network.ops.norm import Group
 from ..network.ops.resnet import Names, Res
 from ..network.ops.statistics import Standardise
 from ..network.ops.tokens import Tokens
-from ..network.program import STEP, TILES, Program, Step, Style
+from ..network.program import STEP, TILES, Program, Step
 from ..network.tiled import TiledProgram
+from ..network.values import Style
 from .arch import (
     DEFAULT_GROUPS,
     Architecture,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ..archs import Architecture
-from ..network.program import Work
+from ..network.values import Work
 from .timing import copy_rate, matrix_rate
 
 #: Type of the matrix product that a precision is compared with; float16 for precisions not listed.

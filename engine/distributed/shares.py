@@ -12,9 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..network.program import Program, Size
+from ..network.program import Program
 from ..network.steps import UNKNOWN, frames_of, latent_of
 from ..network.tiled import TiledProgram
+from ..network.values import Size
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from ..kernels.conv3d import Partials
 from ..options import Options
 from ..precision.forms import Operands
 from ..runtime.context import ExecutionContext
-from .program import Size, Step
+from .program import Step
 from .rolling import layers_of_both, through_both
+from .values import Size
 
 Result = tuple[Tensor, Partials | None]
 

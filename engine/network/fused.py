@@ -22,8 +22,8 @@ from .offload import lent
 from .ops import attention
 from .packed import tensor_bytes
 from .plain import Half
-from .program import Size
 from .steps import frames_of
+from .values import Size
 
 #: Tiles are clamped after they are blended.
 UNCLAMPED = Pixels(UNIT.gain, UNIT.offset, float("-inf"), float("inf"))

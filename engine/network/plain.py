@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from .offload import Part
 from .packing import PackedLatents
-from .program import TILES, Program, Size, Step
+from .program import TILES, Program, Step
 from .state import State
 from .tree import find, graft
+from .values import Size
 
 
 class Half(nn.Module):

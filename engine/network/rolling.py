@@ -15,7 +15,8 @@ from ..runtime.arena import ALIGN
 from ..runtime.context import ExecutionContext
 from ..runtime.rolling import Layer, rolled, rolls
 from ..runtime.weights import Conv
-from .program import Size, Step
+from .program import Step
+from .values import Size
 
 
 class Layered(Step):

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from .native_tiles import NativeTiles
-from .program import Program, Work
+from .program import Program
+from .values import Work
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from ..errors import PlanError
 from ..network.native_tiles import NativeTiles, Span
 from ..network.ops.tokens import Tokens
 from ..network.plain import Network
+from ..network.products import KINDS, wide_of
 from ..network.steps import Steps
 from ..network.tiled import TiledProgram
 from ..network.tiles import grid
-from ..network.tokens import BUFFERS, KINDS, planned, tiles_together, tokens_of, wide_of
+from ..network.tokens import BUFFERS, planned, tiles_together, tokens_of
 from ..request import Request
 from ..runtime.graphs import GRAPH_BYTES
 from ..runtime.memory import RESERVE_BYTES

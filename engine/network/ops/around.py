@@ -16,8 +16,9 @@ from ...precision.forms import Operands
 from ...runtime.context import ExecutionContext
 from ...runtime.weights import Conv
 from ..chain import Link, given, pack_chain, through
-from ..program import CAUSAL, Size, Step, Style, Taps, Work
+from ..program import Step
 from ..state import State
+from ..values import CAUSAL, Size, Style, Taps, Work
 from .shortcut import mean
 
 

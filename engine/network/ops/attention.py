@@ -16,9 +16,10 @@ from ...precision.forms import Operands
 from ...runtime.context import ExecutionContext
 from ...runtime.weights import Attention as Packed
 from ..packed import norm_of
-from ..program import CAUSAL, Size, Step, Style, Taps, Work
+from ..program import Step
 from ..state import State
 from ..tree import find, graft
+from ..values import CAUSAL, Size, Style, Taps, Work
 from .conv import ClipConv
 from .norm import Norm, Normed
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ...kernels import norm_act
 from ...options import Options
 from ...precision.forms import Operands
-from ..program import Style
 from ..state import State, drawn
 from ..tree import graft
+from ..values import Style
 from . import ends, resnet
 from .norm import Norm
 

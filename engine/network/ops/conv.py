@@ -20,9 +20,10 @@ from ...runtime.allowance import find_workspace
 from ...runtime.context import ExecutionContext
 from ...runtime.weights import Conv as Packed
 from ..packed import conv_of
-from ..program import CAUSAL, Border, Size, Step, Style, Taps, Work
+from ..program import Step
 from ..state import State
 from ..tree import find, graft
+from ..values import CAUSAL, Border, Size, Style, Taps, Work
 
 
 def _as_products(x: Tensor) -> bool:

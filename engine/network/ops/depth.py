@@ -16,8 +16,8 @@ from ...options import Options
 from ...precision.forms import Operands
 from ...runtime.context import COPY, ExecutionContext
 from ...runtime.weights import Conv
-from ..program import CAUSAL, Size, Style, Taps, Work
 from ..state import State, grouped
+from ..values import CAUSAL, Size, Style, Taps, Work
 from .conv import Between, ClipConv, Matrix, OneConv, conv_work, styled, taps_of
 from .shortcut import mean
 

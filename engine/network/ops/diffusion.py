@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.tokens import normalised
-from ..program import CAUSAL, Size, Step, Style, Work
+from ..program import Step
 from ..state import State
 from ..tree import graft
+from ..values import CAUSAL, Size, Style, Work
 from .neighbours import (
     BLOCK_VALUES,
     EPS,

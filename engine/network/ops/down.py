@@ -16,8 +16,9 @@ from ...precision.forms import Operands
 from ...runtime.context import COPY, ExecutionContext
 from ...runtime.weights import Conv
 from ..packed import conv_of
-from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
+from ..program import Resampling
 from ..state import State
+from ..values import CAUSAL, Size, Style, Taps, Work
 from .conv import ClipConv, FrameConv, OneConv, conv_work
 
 

@@ -20,9 +20,10 @@ from ...precision.forms import Operands
 from ...runtime.context import ExecutionContext
 from ...runtime.weights import Conv, Output
 from ..packed import clip_kernel, conv_of, norm_of
-from ..program import CAUSAL, Size, Step, Style, Taps, Work
+from ..program import Step
 from ..state import State
 from ..tree import find, graft
+from ..values import CAUSAL, Size, Style, Taps, Work
 from .conv import Between, ClipConv, Matrix, conv_work, pointwise, styled, taps_of
 from .norm import Norm, Normed
 from .shortcut import mean

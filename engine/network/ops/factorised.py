@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..program import CAUSAL, Resampling, Size, Step, Style, Taps, Work
+from ..program import Resampling, Step
 from ..state import State, grouped
 from ..tree import graft
+from ..values import CAUSAL, Size, Style, Taps, Work
 from . import ends, resnet
 from .conv import Between, ClipConv, conv_work
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..program import CAUSAL, Size, Step, Style, Work
+from ..program import Step
 from ..state import State
+from ..values import CAUSAL, Size, Style, Work
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from ...runtime.context import ExecutionContext
 from ...runtime.rolling import Layer, rolled, rolls
 from ...runtime.weights import Conv
 from ..packed import conv_of, norm_of
-from ..program import CAUSAL, Size, Style, Taps, Work
 from ..rolling import Layered
 from ..state import State
 from ..tree import find, graft
+from ..values import CAUSAL, Size, Style, Taps, Work
 from .conv import Between, conv_work, pointwise, styled, taps_of
 from .norm import Norm, Normed
 

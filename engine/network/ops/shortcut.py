@@ -19,8 +19,9 @@ from ...runtime.context import COPY, ExecutionContext
 from ...runtime.planes import as_read
 from ...runtime.weights import Conv
 from ..packed import clip_kernel, conv_of, packed_conv
-from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
+from ..program import Resampling
 from ..state import State
+from ..values import CAUSAL, Size, Style, Taps, Work
 from .conv import Between, OneConv, conv_work, styled, taps_of
 
 

@@ -13,8 +13,9 @@ from ...kernels.conv3d import Partials
 from ...options import Options
 from ...precision.forms import Operands
 from ...runtime.context import ExecutionContext
-from ..program import Step, Style
+from ..program import Step
 from ..state import State
+from ..values import Style
 
 #: The logarithm of a variance that is negligible in fp32.
 NO_VARIANCE = -30.0

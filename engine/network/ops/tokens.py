@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..offload import Hosted
-from ..program import CAUSAL, Size, Step, Style, Work
+from ..program import Step
 from ..state import State
+from ..values import CAUSAL, Size, Style, Work
 from .conv import pointwise
 
 EPS = 1e-5

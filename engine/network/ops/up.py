@@ -20,9 +20,10 @@ from ...runtime.context import COPY, ExecutionContext
 from ...runtime.rolling import Layer
 from ...runtime.weights import Conv
 from ..packed import conv_of, packed_conv
-from ..program import CAUSAL, Resampling, Size, Style, Taps, Work
+from ..program import Resampling
 from ..rolling import Layered
 from ..state import State
+from ..values import CAUSAL, Size, Style, Taps, Work
 from .conv import Between, ClipConv, FrameConv, OneConv, conv_work, styled, taps_of
 
 

@@ -10,8 +10,8 @@ from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.errors import InputError, PlanError
 from zerowaste_vae.engine.kernels.tokens import rounded
 from zerowaste_vae.engine.network.codes import Codes
-from zerowaste_vae.engine.network.tokens import Product, turned
-from zerowaste_vae.engine.network.tokens import product as multiply
+from zerowaste_vae.engine.network.products import Product, turned
+from zerowaste_vae.engine.network.products import product as multiply
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.planning.make import make_planner

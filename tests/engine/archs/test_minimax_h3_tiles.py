@@ -25,7 +25,8 @@ from zerowaste_vae.engine.execution.progress import Ticker
 from zerowaste_vae.engine.network import tokens
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.native_tiles import NativeTiles
-from zerowaste_vae.engine.network.tokens import TokenNetwork, product_rows, tokens_of
+from zerowaste_vae.engine.network.products import product_rows
+from zerowaste_vae.engine.network.tokens import TokenNetwork, tokens_of
 from zerowaste_vae.engine.options import DEFAULTS, unavailable
 from zerowaste_vae.engine.runtime import graphs
 from zerowaste_vae.engine.runtime.kept import KEPT

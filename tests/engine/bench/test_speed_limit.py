@@ -3,7 +3,7 @@ import torch
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE
 from zerowaste_vae.engine.bench import speed_limit
 from zerowaste_vae.engine.bench.subject import PUBLISHED
-from zerowaste_vae.engine.network.program import Work
+from zerowaste_vae.engine.network.values import Work
 
 
 @pytest.mark.parametrize(("half", "tflop"), [("decoder", 1771.8), ("encoder", 677.9)])

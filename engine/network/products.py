@@ -1,0 +1,96 @@
+"""Products of a transformer's tokens with a weight, in 16 bit or in 8 bit with a scale for each row."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..kernels.observe import observed
+from ..kernels.targets import FP8
+from ..kernels.tokens import LIMITS, summed
+from .codes import Codes, hadamard
+
+#: Scale of a row of zeros.
+LEAST_SCALE = 1e-12
+#: 8-bit products of the libraries refuse row counts that are small or odd: 47 in fp8, less than 17 in int8.
+FEWEST_ROWS, ROW_STEP = 128, 16
+#: Operand types of products by the name of their precision.
+KINDS = {"fp8": FP8, "int8": torch.int8}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A weight [N, K] and bias [N] of one product; 8-bit weights have scales [N]. turn: the rotation [G, G] of each G
+    columns of its inputs, None: there is none; layers share it."""
+
+    weight: Tensor
+    bias: Tensor
+    scales: Tensor | None = None
+    turn: Tensor | None = None
+
+    @classmethod
+    def of(cls, linear: torch.nn.Linear, kind: str | None, dtype: torch.dtype, device: torch.device) -> Product:
+        """Pack a linear layer. `kind` is the type of the weight, None: `dtype`, which is that of the bias in any
+        case. The int8 codes of a file are taken as they are."""
+        bias, codes = linear.bias.to(device, dtype), Codes.of(linear) if kind == "int8" else None
+        if codes is not None:
+            turn = _turn(codes.group, dtype, device) if codes.group else None
+            return cls(codes.values.to(device), bias, codes.scales.to(device), turn)
+        weight = linear.weight.to(device)
+        if kind is None:
+            return cls(weight.to(dtype), bias)
+        packed, wide = torch.empty(weight.shape, dtype=KINDS[kind], device=device), weight.float()
+        low, high = torch.aminmax(wide, dim=1)
+        scales = (torch.maximum(-low, high) / LIMITS[KINDS[kind]]).clamp_min_(LEAST_SCALE)
+        wide = (wide.clone() if wide is weight else wide).div_(scales[:, None])
+        packed.copy_(wide.round_() if kind == "int8" else wide)
+        return cls(packed, bias, scales)
+
+
+@observed
+def product(
+    p: Product, x: Tensor, out: Tensor, scales: Tensor | None = None, sums: Tensor | None = None, *,
+    backend: str = "auto",
+) -> None:  # fmt: skip
+    """Compute x [R, K] times the weight, plus the bias, into out [R, N].
+
+    Args:
+        scales: [R], of 8-bit rows.
+        sums: memory for the int32 results of int8 products.
+    """
+    if p.scales is None:
+        torch.addmm(p.bias, x, p.weight.t(), out=out)
+    elif p.weight.dtype == torch.int8:
+        sums = sums[: out.numel()].view(out.shape)
+        torch._int_mm(x, p.weight.t(), out=sums)
+        summed(sums, scales, p.scales, p.bias, out, backend=backend)
+    elif x.is_cuda:
+        torch._scaled_mm(x, p.weight.t(), scales[:, None], p.scales[None, :], bias=p.bias, out_dtype=out.dtype,
+                         use_fast_accum=True, out=out)  # fmt: skip
+    else:  # the same numbers, for a CPU
+        summed(x.float() @ p.weight.float().t(), scales, p.scales, p.bias, out)
+
+
+@functools.lru_cache(maxsize=8)
+def _turn(group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # later calls outside inference mode may use it
+        return hadamard(group).to(device, dtype)
+
+
+@observed
+def turned(x: Tensor, turn: Tensor, out: Tensor) -> None:
+    """Rotate each G columns of x [R, K] by turn [G, G] into out [R, K]."""
+    torch.mm(x.view(-1, len(turn)), turn, out=out.view(-1, len(turn)))
+
+
+def wide_of(kind: str | None, dtype: torch.dtype) -> torch.dtype:
+    """Return the result type of products: fp8 products of the libraries with row scales give bf16 only."""
+    return torch.bfloat16 if kind == "fp8" else dtype
+
+
+def product_rows(rows: int, kind: str | None) -> int:
+    """Return the rows of a product for `rows` tokens, including padding."""
+    return rows if kind is None else max(FEWEST_ROWS, -(-rows // ROW_STEP) * ROW_STEP)
