@@ -29,8 +29,9 @@ from zerowaste_vae.engine.precision.policy import EXACT
 from zerowaste_vae.engine.tuning.candidates import candidates
 from zerowaste_vae.engine.tuning.layers import layers
 
-#: Toggles that change what is launched.
-TOGGLES = tuple(Options(winograd=w, composed_upsample=c) for w, c in itertools.product((False, True), (True, False)))
+#: Toggles that change what is launched. Winograd with uncomposed upsampling launches nothing else, and is not walked:
+#: whoever asks for both waits for a walk of some seconds.
+TOGGLES = Options(), Options(winograd=True), Options(composed_upsample=False)
 #: Of schedules that a tuning tries beside the tables': how many ship, for layers with so much of the work of a model in
 #: the type that it was made for.
 TRIED, SHARE = 2, 0.04
