@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import log
 from ..errors import InputError
-from ..request import NATIVE_BLENDS
 from ..system.writing import check_target, write_text
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     group.add_argument("--ram-gb", type=float, metavar="GB",
                        help="host memory for parked histories (default: half of what is free)")  # fmt: skip
     group.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per step, 0: planned (default: 0)")
-    group.add_argument("--native-blend", default=NATIVE_BLENDS[0], metavar="B",
+    group.add_argument("--native-blend", default="assembled", metavar="B",
                        help="native tiles (MiniMax H3): assembled (default), or separate as ComfyUI did up to "
                        "0.33.0")  # fmt: skip
     return group
