@@ -112,7 +112,7 @@ def test_training_learns_and_continues(pictures, tmp_path):
     phases = (train.Phase(1.0, 2, 1, 32, 32, 8, 64),)
 
     def go(steps):
-        run = train.ExecutionContext(tmp_path, torch.device("cpu"), CONFIG, seed=0)
+        run = train.Run(tmp_path, torch.device("cpu"), CONFIG, seed=0)
         first = run.step, run.progress
         train.train(run, phases, pictures, math.inf, 1e9, 0.1, steps)
         return first, run
