@@ -20,7 +20,7 @@ def test_lacking_schedule(form, monkeypatch):
     schedules = candidates(here, layer.kind)
     assert len(schedules) > 2
     lacking = dict(BM=schedules[1].positions, BN=schedules[1].columns, BK=schedules[1].depth,
-                   num_warps=schedules[1].warps, num_stages=schedules[1].stages)  # fmt: skip
+                   num_warps=schedules[1].warps, STAGES=schedules[1].stages)  # fmt: skip
 
     class Library:
         def has(self, asked, wanted):
