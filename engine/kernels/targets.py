@@ -25,7 +25,7 @@ FP8 = torch.float8_e4m3fn
 MIN_TRITON = (3, 5)
 #: Versions of Triton whose Gluon the kernels in it are tested with.
 GLUON = ((3, 6), (3, 7))
-_MADE_WITH = (3, 6)  # the Triton that prebuilt kernels are compiled with
+MADE_WITH = (3, 6)  # the Triton that prebuilt kernels are compiled with
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def capabilities(name: str, sm: int, triton: tuple[int, int] | None) -> Target:
 def prebuilt(name: str, card: int, letter: str) -> Target:
     """Return the target of a prebuilt set on a GPU of compute capability `card`."""
     form = FORMS[letter]
-    made = capabilities(name, form, _MADE_WITH)
+    made = capabilities(name, form, MADE_WITH)
     notes = () if made.fp8 else (made.notes[0].replace(f"sm_{form}", f"set {letter}"),)
     half = made.half_accumulate and (card >= 90 or card in (86, 89))
     return replace(made, shared_kib=SHARED_KIB, mxfp8=letter == "D", half_accumulate=half, notes=notes, way=letter,

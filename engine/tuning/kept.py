@@ -21,7 +21,7 @@ import torch
 from ..kernels.cards import FORMS, TRITON
 from ..kernels.conv3d.schedules import Schedule
 from ..kernels.conv3d.tuned import Kind, offer
-from ..kernels.targets import Target, capabilities, prebuilt, target, triton_version
+from ..kernels.targets import MADE_WITH, Target, capabilities, prebuilt, target, triton_version
 from ..planning.cost import Rates
 from ..precision.store import cache_folder, keep, stored
 from ..system.writing import write_json
@@ -88,14 +88,16 @@ class Tuning:
 
 
 def target_of(sm: int, kernels: str) -> Target:
-    """Return the capabilities that candidates depend on.
+    """Return the capabilities that candidates depend on: without Triton, those under the one that sets are made with.
 
     Args:
         sm: compute capability, such as 90.
         kernels: a `Target.identity`.
     """
     way = kernels.partition(" ")[0]
-    return prebuilt(f"sm_{sm}", sm, way) if way in FORMS else capabilities(f"sm_{sm}", sm, triton_version())
+    if way in FORMS:
+        return prebuilt(f"sm_{sm}", sm, way)
+    return capabilities(f"sm_{sm}", sm, triton_version() or MADE_WITH)
 
 
 def machine(device: torch.device, here: Target | None = None) -> dict[str, Any]:
