@@ -25,8 +25,8 @@ def pair(request, on_references):
     """(fused VAE, the same in plain torch, latents)"""
     vae = load(small(request.param), "fp32", "cpu")
     plain = vae.with_options(PLAIN)
-    latents = 1 if vae.architecture.still else 3
-    return vae, plain, torch.randn(1, vae.latent_channels, latents, 2, 5, generator=torch.Generator().manual_seed(1))
+    latents = 1 if vae.architecture.still else 3 - (request.param == "ltx-diffusion")  # its windows take time on a CPU
+    return vae, plain, torch.randn(1, vae.latent_channels, latents, 2, 4, generator=torch.Generator().manual_seed(1))
 
 
 def close(actual, expected):
@@ -36,7 +36,7 @@ def close(actual, expected):
 
 def test_chunks_tiles_and_parts_of_a_clip(pair):
     vae, plain, z = pair
-    for tiling in ({}, {"tiling": "blended", "tile": 4 * vae.spatial, "overlap": 2 * vae.spatial}):
+    for tiling in ({}, {"tiling": "blended", "tile": 3 * vae.spatial, "overlap": vae.spatial}):
         expected = plain.decode(z, **tiling)
         assert expected.std() > 0.01
         for chunk in (1, 2):
