@@ -27,6 +27,12 @@ MULTIPLIER = "timestep_scale_multiplier"
 Part = Callable[[str], nn.Module]
 
 
+def waves_of(timestep: Tensor | float, device: torch.device) -> Tensor:
+    """Return cosines, then sines, of a timestep at falling rates, float32 [WAVES]."""
+    rates = torch.exp(torch.arange(WAVES // 2, device=device) * (-math.log(10000.0) / (WAVES // 2)))
+    return torch.cat(((timestep * rates).cos(), (timestep * rates).sin()))
+
+
 class TimeEmbedding(nn.Module):
     """Embed a timestep as [channels] in float32, through two linear layers."""
 
@@ -38,8 +44,7 @@ class TimeEmbedding(nn.Module):
     def forward(self, timestep: Tensor) -> Tensor:
         """Return the embedding of a timestep, float32 []."""
         layers = self.timestep_embedder
-        rates = torch.exp(torch.arange(WAVES // 2, device=timestep.device) * (-math.log(10000.0) / (WAVES // 2)))
-        waves = torch.cat(((timestep * rates).cos(), (timestep * rates).sin()))
+        waves = waves_of(timestep, timestep.device)
         hidden = F.silu(F.linear(waves, layers.linear_1.weight.float(), layers.linear_1.bias.float()))
         return F.linear(hidden, layers.linear_2.weight.float(), layers.linear_2.bias.float())
 
@@ -51,11 +56,7 @@ def conditioned(table: nn.Parameter, embedding: TimeEmbedding, multiplier: Tenso
 
 def _once(name: str, state: State | None, make: Callable[[], Tensor]) -> Tensor:
     """Return `make()`, which is called once per clip."""
-    if state is None:
-        return make()
-    if name not in state.constants:
-        state.constants[name] = make()
-    return state.constants[name]
+    return make() if state is None else state.once(name, make)
 
 
 def pairs(values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

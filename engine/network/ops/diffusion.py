@@ -16,6 +16,7 @@ from ..program import Step
 from ..state import State
 from ..tree import graft
 from ..values import CAUSAL, Size, Style, Work
+from .conditioned import WAVES, waves_of
 from .neighbours import (
     BLOCK_VALUES,
     EPS,
@@ -35,8 +36,6 @@ from .neighbours import (
     slots,
 )
 
-#: Size of a timestep's waves: cosines, then sines.
-WAVES = 256
 #: Vectors of a timestep's modulation, and those that the blocks use: scale and shift of each norm.
 VECTORS, USED = 7, (0, 1, 3, 4)
 COLOURS = 3
@@ -192,9 +191,7 @@ class NeighbourDecoder(Step):
     def _vectors(self, part: Part, step: int) -> Tensor:
         """Return what a timestep adds to every block's table, float32 [VECTORS, C]."""
         adaln, device = part("shared_adaln").proj, part("shared_adaln").proj.weight.device
-        rates = torch.exp(torch.arange(WAVES // 2, device=device) * (-math.log(10000.0) / (WAVES // 2)))
-        waves = self.sampling.multiplier * self.sampling.time(step) * rates
-        h = torch.cat((waves.cos(), waves.sin()))
+        h = waves_of(self.sampling.multiplier * self.sampling.time(step), device)
         for name in ("0", "2"):
             linear = part("t_embedder").mlp.get_submodule(name)
             h = F.silu(F.linear(h, linear.weight.float(), linear.bias.float()))
