@@ -283,8 +283,7 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     report.plan = plan.describe()
     report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
     off = vae.unused(plan.fused or plan.own is not None)
-    able = vae.options.triton_fusion is not False and vae.planner.walk.why_not(half) is None
-    if able and not plan.fused and here is not None and not here.kernels:
+    if vae.options.triton_fusion is not False and not plan.fused and here is not None and not here.kernels:
         off["triton_fusion"] = "; ".join(here.notes)  # of this component: others may have kernels on this device
     if plan.own is not None and not plan.own.layers:
         off.setdefault("cuda_graphs", "an encoder of tiles runs without them")
