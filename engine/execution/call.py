@@ -212,17 +212,12 @@ def _attempt(
         KEPT.release(vae.device)  # other runs reuse it, or free it themselves
     if not as_run:
         free_cached(vae.device, getattr(vae.model, half))
-    limits = _plain(plan) and enforced(vae.device)
+    limits = plan.plain and enforced(vae.device)
     held = vae._held(half) + vae._plain.gaps(half)
     with Allowance(vae.device, plan.own_bytes, held, limits) as allowance:
         steps = scoped(allowance.step, attempt(vae, plan))
         # Only the steps are timed: between them the caller works.
         yield from scoped(lambda: report.stage(report.operation), steps)
-
-
-def _plain(plan: Plan) -> bool:
-    """Check if plain torch runs the plan, not the fused kernels or a transformer's layers."""
-    return not plan.fused and not (plan.own and plan.own.layers)
 
 
 def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:
@@ -245,7 +240,7 @@ def _leaner(
     Plain torch is first allowed more, if the target and the card have it: its libraries may have taken more than its
     plan counts. Otherwise the plan has a lower peak, by a tenth if there is one, as parking goes in steps of megabytes;
     blended tiles only where nothing else is left."""
-    if _plain(failed) and enforced(vae.device):
+    if failed.plain and enforced(vae.device):
         more = replace(failed, peak_bytes=failed.peak_bytes + failed.own_bytes // MORE)
         if vae._limits(half, request).hold(more):
             return more

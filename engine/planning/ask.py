@@ -29,3 +29,5 @@ class Ask:
     check: Callable[[], None]
     #: Name of the option that raises the target, for refusals.
     option: str = "vram_gb"
+    #: How a self-tiling network's decode blends its tiles (`request.NATIVE_BLENDS`).
+    blend: str = "separate"

@@ -42,6 +42,11 @@ class Limits:
         target = self.target // runs if self.target and device.type == "cpu" else self.target
         return replace(self, target=target, host=host)
 
+    def tries(self, auto: bool) -> list[int | None]:
+        """Return the target and, with "auto", the room up to which it may be raised if that is more."""
+        raised = auto and self.target is not None and (self.room or 0) > self.target
+        return [self.target, self.room] if raised else [self.target]
+
     def below(self, size: int) -> Limits:
         """Return limits for a peak of less than `size` bytes on the device."""
         return replace(self, target=size - 1, room=None)

@@ -1,15 +1,17 @@
-"""Choose the bytes of causal history that may stay on the GPU while a fused run keeps below a memory target."""
+"""Steps to plan with, and the bytes of causal history that a fused run keeps on the GPU below a memory target."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ..network.steps import Steps
 from ..runtime.context import ExecutionContext
 from ..runtime.parking import Parking
 
+#: Chunks longer than this gain nothing but need more memory.
+MAX_LATENTS = 4
 #: Sizes of a parked history's buffer on the GPU: tall bands take fewer calls, low ones save memory.
 BAND_BYTES = (384 << 20, 128 << 20)
 #: Bands that there is room for at once -> factor on the time of copies: with three, a copy may have to wait for memory
@@ -159,3 +161,14 @@ def leanest(
             sizes = measure(parking)
         ways.append((parking, sizes))
     return min(ways, key=lambda way: way[1].device)
+
+
+def plain_steps(latents: int, chunk: int) -> Iterator[Steps]:
+    """Yield steps of plain torch from most memory to least.
+
+    A chunk that the user chose is kept, with fewer frames per step; 0: none was chosen."""
+    sizes = [chunk] if chunk else [n for n in (MAX_LATENTS, 2, 1) if n == 1 or n <= latents]
+    for n in sizes:
+        yield Steps(min(n, latents), 0)
+    for frames in (2, 1):
+        yield Steps(min(sizes[-1], latents), frames)

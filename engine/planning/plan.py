@@ -73,6 +73,11 @@ class Plan:
         return len(self.grid) > 1
 
     @property
+    def plain(self) -> bool:
+        """Check if plain torch runs the plan, not the fused kernels or a transformer's layers."""
+        return not self.fused and not (self.own and self.own.layers)
+
+    @property
     def rolls(self) -> bool:
         """Check whether values of a picture that do not fit are computed again wherever they are needed."""
         return self.parking is not None and self.parking.streams is not None

@@ -1,4 +1,5 @@
-"""Choose chunks and tiles for a memory target, by dry runs of each candidate (fused_walk.py, plain_walk.py)."""
+"""Choose chunks and tiles for a memory target, by dry runs of each candidate (fused_walk, plain_walk,
+native_options)."""
 
 from __future__ import annotations
 
@@ -24,16 +25,14 @@ from . import refusals
 from .ask import Ask
 from .besides import besides
 from .budget import Limits
-from .cost import Sizes, leanest, quickest_steps, rolling
+from .cost import MAX_LATENTS, Sizes, leanest, plain_steps, quickest_steps, rolling
 from .fused_walk import FusedWalk
 from .largest import largest
 from .meta import meta_model
-from .own_plan import OwnPlanner
+from .native_options import NativeOptions
 from .plain_walk import PlainWalk, Torch, keeps, roomy
 from .plan import Plan
 
-#: Chunks longer than this gain nothing but need more memory.
-MAX_LATENTS = 4
 #: Defaults of `Planner.plan`.
 DEFAULT, NONE = Request(), Limits()
 
@@ -51,12 +50,8 @@ class Planner:
         architecture = walk.architecture
         self.walk = walk
         self.spatial, self._temporal = architecture.spatial, architecture.temporal
-        self._dtype = walk.dtype
-        self._fused = fused
-        self._how = how
+        self._dtype, self._fused, self._how, self._kind, self._waits = walk.dtype, fused, how, kind, waits
         self._plain = PlainWalk(architecture, walk.config, walk.dtype, walk.options.flash_attention)
-        self._kind = kind
-        self._waits = waits
 
     @functools.cached_property
     def _besides(self) -> Callable[[str, bool], int]:
@@ -64,25 +59,19 @@ class Planner:
         return functools.cache(functools.partial(besides, self._model, self._waits, self._dtype.itemsize))
 
     @functools.cached_property
-    def _own(self) -> OwnPlanner | None:
-        """Return the planner of a self-tiling network; None for others."""
-        if self.walk.architecture.own is None:
-            return None
-        return OwnPlanner(self._model, self.walk, self._plain, self._kind, self._fused, self._how, self._besides)
+    def _native(self) -> NativeOptions | None:
+        """Return the plans of a self-tiling network; None for others."""
+        tiled = self.walk.architecture.own is not None
+        return NativeOptions(self._model, self.walk, self._plain, self._kind, self._how) if tiled else None
 
     @functools.cached_property
     def _model(self) -> Network:
         return meta_model(self.walk.architecture, self.walk.config)
 
     def plan(
-        self,
-        half: str,
-        size: tuple[int, int, int],
-        request: Request = DEFAULT,
-        limits: Limits = NONE,
-        rest: tuple[int, int] = (0, 0),
-        check: Callable[[], None] = lambda: None,
-    ) -> Plan:
+        self, half: str, size: tuple[int, int, int], request: Request = DEFAULT, limits: Limits = NONE,
+        rest: tuple[int, int] = (0, 0), check: Callable[[], None] = lambda: None,
+    ) -> Plan:  # fmt: skip
         """Return the plan of a component ("decoder" or "encoder") for latents of this size: T, height, width.
 
         Args:
@@ -96,19 +85,20 @@ class Planner:
         """
         request.check(self.spatial)
         check_frame(self._program(half), *size[1:])
-        if self._own is not None:
-            return self._own.plan(half, size, request, limits, rest, check)
+        band = request.tile if request.tiling == "exact" else 0
+        ask = Ask(half, *size, request.chunk, request.dtype, band, limits.host, rest, check, limits.option,
+                  request.native_blend)  # fmt: skip
+        if self._native is not None:
+            return self._own_tiles(ask, request, limits)
         if request.native_blend != DEFAULT.native_blend:
             raise InputError("native_blend is for VAEs that tile themselves (MiniMax H3): leave it out")
         chunk, chunks = request.chunk, self._chunks(half)
         if chunk and chunks is not None and chunk != chunks[1] and self._fused():
             log.once(f"chunk={chunk} is not used: this network's norms take {chunks[1]} latents at a time together")
-        band = request.tile if request.tiling == "exact" else 0
-        ask = Ask(half, *size, request.chunk, request.dtype, band, limits.host, rest, check, limits.option)
         if request.tiling == "blended":
             return self._blended(ask, request.tile, request.overlap, limits.target)
         if request.tiling == "auto":
-            return self._auto(ask, limits.target, limits.room)
+            return self._auto(ask, limits)
         return self._untiled(ask, limits.target)
 
     # -- one way of tiling each --------------------------------------------------------------------------------------
@@ -148,9 +138,21 @@ class Planner:
             self._with_chunk(ask, tiles, lambda a: refusal.format(**self._needs(a, tiles, target), **names))
         )
 
-    def _auto(self, ask: Ask, target: int | None, room: int | None) -> Plan:
+    def _own_tiles(self, ask: Ask, request: Request, limits: Limits) -> Plan:
+        """Return a plan of a network that tiles itself, below the target or, with "auto", the raised target."""
+        if request.tile or request.chunk or request.tiling in ("exact", "blended"):
+            log.once("this network tiles itself, in space and time, which is part of the model: tiles and chunks that "
+                     "are asked for are not used")  # fmt: skip
+        whole, tries = self._whole(ask), limits.tries(request.tiling == "auto")
+        for limit in tries:
+            plan = self._first_fit(ask, whole, limit)
+            if plan is not None:
+                return self._noted(plan, ask, ask, limits.target, limit)
+        raise PlanError(refusals.OWN_TILES.format(**self._needs(ask, whole, tries[-1])))
+
+    def _auto(self, ask: Ask, limits: Limits) -> Plan:
         """Return a plan for whole frames below the target, or below the raised target; else for blended tiles."""
-        limits = [target] + ([room] if target is not None and room is not None and room > target else [])
+        tries = limits.tries(True)
         # A shorter chunk gives the same frames.
         asks = [ask] + ([replace(ask, chunk=0)] if ask.chunk > 1 else [])
         grids = self._grids(ask, 0, DEFAULT.overlap)
@@ -158,12 +160,12 @@ class Planner:
         fits = (lambda a, limit: self._first_fit(a, self._whole(a), limit),
                 lambda a, limit: self._fit_tiles(a, grids, limit))  # fmt: skip
         for fit, wishes in zip(fits, (asks, asks[-1:]), strict=True):  # tiles are large rather than chunks long
-            for limit in limits:
+            for limit in tries:
                 for a in wishes:
                     plan = fit(a, limit)
                     if plan is not None:
-                        return self._noted(plan, ask, a, target, limit)
-        raise PlanError(self._smallest(ask).format(**self._needs(asks[-1], grids[-1], limits[-1])))
+                        return self._noted(plan, ask, a, limits.target, limit)
+        raise PlanError(self._smallest(ask).format(**self._needs(asks[-1], grids[-1], tries[-1])))
 
     def _noted(self, plan: Plan, ask: Ask, used: Ask, target: int | None, limit: int | None) -> Plan:
         """Return the plan with a note on what differs between `ask`, `target` (asked for) and `used`, `limit`."""
@@ -171,7 +173,7 @@ class Planner:
         if plan.tiled:
             notes += [refusals.APPROXIMATE, self._no_whole(used, limit, refusals.SMALLER)]
         if limit != target:
-            why = refusals.NOTHING_SMALLER if plan.tiled else refusals.FOR_WHOLE
+            why = refusals.NOTHING_SMALLER if plan.tiled else refusals.FOR_OWN_TILES if plan.own else refusals.FOR_WHOLE
             notes.append(refusals.RAISED.format(target=in_gb(target), room=in_gb(limit), why=why))
         if used.chunk != ask.chunk:
             notes.append(refusals.CHUNK_UNUSED.format(chunk=ask.chunk))
@@ -201,18 +203,22 @@ class Planner:
 
     def _first_fit(self, ask: Ask, tiles: Grid, target: int | None) -> Plan | None:
         """Return the first, and largest, plan below the target; None where none is."""
-        if target is not None and not ask.band and self._least(ask, tiles, target) > target:
+        quick = target is None or ask.band or self._native  # the first option may do, and `_least` takes longer
+        if not quick and self._least(ask, tiles, target) > target:
             return None
         for option in self._options(ask, tiles, target):
             ask.check()
             plan = replace(option, peak_bytes=option.peak_bytes + self._besides(ask.half, option.fused))
             if target is None or plan.peak_bytes <= target:
-                return plan if plan.fused else roomy(plan, option.peak_bytes, self._how(), target)
+                return roomy(plan, option.peak_bytes, self._how(), target) if plan.plain else plan
         return None
 
     def _least(self, ask: Ask, tiles: Grid, target: int | None = None) -> int:
         """Return the peak of the leanest plan; above the target it is an estimate, but more than the target."""
         ask.check()
+        if self._native is not None:
+            *_, plan = self._options(ask, tiles, target)
+            return self._besides(ask.half, plan.fused) + plan.peak_bytes
         if not self._runs_fused(ask, tiles):
             *_, steps = self._plain_steps(ask)
             return self._besides(ask.half, False) + self._plain_peak(ask, tiles, steps, target)
@@ -244,6 +250,10 @@ class Planner:
     def _options(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """Yield plans from most memory to least; their peaks do not include the weights."""
         rows, cols = tiles.rows.size, tiles.cols.size
+        if self._native is not None:
+            fused = ask.half == "encoder" and self._can_fuse(ask)
+            yield from self._native.of(ask, tiles, fused, self._besides(ask.half, fused), target)
+            return
         if self._runs_fused(ask, tiles):
             if not ask.band:
                 for steps in self._fused_steps(ask, rows, cols):
@@ -263,7 +273,7 @@ class Planner:
 
     def _plain_steps(self, ask: Ask) -> Iterator[Steps]:
         single = self.walk.single(ask.half)  # frames then run one by one, whatever the frames per step
-        return itertools.islice(_steps(ask.latents, ask.chunk or int(single)), 1 if single else None)
+        return itertools.islice(plain_steps(ask.latents, ask.chunk or int(single)), 1 if single else None)
 
     def _fused_steps(self, ask: Ask, rows: int, cols: int) -> Iterator[Steps]:
         """Yield steps from those that fill the GPU down to one frame per step."""
@@ -334,7 +344,7 @@ class Planner:
     # -- refusals ----------------------------------------------------------------------------------------------------
 
     def _size(self, ask: Ask) -> str:
-        return f"{self.spatial * ask.width}x{self.spatial * ask.height}"
+        return f"{self.spatial * ask.width + ask.rest[1]}x{self.spatial * ask.height + ask.rest[0]}"
 
     def _needs(self, ask: Ask, tiles: Grid, target: int | None) -> dict[str, str]:
         """Return the fields of every refusal: the frame, its memory in these tiles, the target and the option."""
@@ -387,12 +397,3 @@ class Planner:
         if ask.host is not None:
             needs += f"; {in_gb(least.host)} of host memory, and ram_gb allows {in_gb(ask.host)}"
         return f"its bands need {needs}"
-
-
-def _steps(latents: int, chunk: int) -> Iterator[Steps]:
-    """Yield steps from most memory to least; a chunk that the user chose is kept, with fewer frames per step."""
-    sizes = [chunk] if chunk else [n for n in (MAX_LATENTS, 2, 1) if n == 1 or n <= latents]
-    for n in sizes:
-        yield Steps(min(n, latents), 0)
-    for frames in (2, 1):
-        yield Steps(min(sizes[-1], latents), frames)

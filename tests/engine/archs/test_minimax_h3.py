@@ -207,7 +207,7 @@ def test_plans_that_cannot_be_say_so(planner):
 
 def test_tiles_that_are_asked_for_are_not_used(planner, monkeypatch):
     told = []
-    monkeypatch.setattr("zerowaste_vae.engine.planning.own_plan.log.once", told.append)
+    monkeypatch.setattr("zerowaste_vae.engine.planning.planner.log.once", told.append)
     for request in (Request(), Request("blended", 256), Request("exact", 512), Request(chunk=2)):
         plan = planner().plan("decoder", SIZE, request, Limits(16 * GIB, host=0))
         assert plan.own.grid == (4, 7) and not plan.tiled

@@ -10,7 +10,7 @@ from zerowaste_vae.engine.network.offload import Hosted, moving_bytes, staying
 from zerowaste_vae.engine.network.ops.tokens import turns
 from zerowaste_vae.engine.network.products import Product
 from zerowaste_vae.engine.network.tokens import LayerWeights, TokenNetwork
-from zerowaste_vae.engine.planning.own_plan import layer_bytes
+from zerowaste_vae.engine.planning.native_options import layer_bytes
 from zerowaste_vae.engine.precision.modes import Mode, scaled_mode, why_no_products
 
 CPU = torch.device("cpu")

@@ -10,24 +10,19 @@ from dataclasses import replace
 
 import torch
 
-from .. import log
-from ..errors import PlanError
 from ..network.native_tiles import NativeTiles, Span
 from ..network.ops.tokens import Tokens
 from ..network.plain import Network
 from ..network.products import KINDS, wide_of
 from ..network.steps import Steps
 from ..network.tiled import TiledProgram
-from ..network.tiles import grid
+from ..network.tiles import Grid
 from ..network.tokens import BUFFERS, planned, tiles_together, tokens_of
-from ..request import Request
 from ..runtime.graphs import GRAPH_BYTES
 from ..runtime.memory import RESERVE_BYTES
-from ..system.memory import in_gb
-from . import refusals
-from .budget import Limits
+from .ask import Ask
 from .fused_walk import FusedWalk
-from .plain_walk import PlainWalk, Torch, roomy
+from .plain_walk import PlainWalk, Torch
 from .plan import Own, Plan, why_none
 
 #: Number of tiles whose products take longer than the copy of a layer's weights: 0.4 ms for each tile on an H200,
@@ -40,120 +35,85 @@ COPIES = 6
 STEPS = (0, 8, 4, 2, 1)
 
 
-class OwnPlanner:
-    """Planner of one self-tiling model. kind: type of the decoder's products, None: that of activations."""
+class NativeOptions:
+    """Plans of one self-tiling model, among which the planner chooses."""
 
     def __init__(
-        self, model: Network, walk: FusedWalk, plain: PlainWalk, kind: str | None, fused: Callable[[], bool],
-        how: Callable[[], Torch], besides: Callable[[str, bool], int],
-    ) -> None:  # fmt: skip
+        self, model: Network, walk: FusedWalk, plain: PlainWalk, kind: str | None, how: Callable[[], Torch]
+    ) -> None:
         """Prepare plans for a model.
 
         Args:
             model: network without values.
             walk: dry runs of its fused components.
             plain: dry runs in plain torch.
-            kind: "fp8", "int8" or None.
-            fused: returns True where the fused operators run the components that they can.
+            kind: type of the decoder's products: "fp8", "int8"; None: that of activations.
             how: returns the way in which plain torch takes memory.
-            besides: (component, True where it runs fused) -> bytes in addition to a run's own memory.
         """
-        self._walk, self._plain, self._kind, self._dtype = walk, plain, kind, walk.dtype
-        self._fused, self._how, self._besides = fused, how, besides
-        self._model = model
+        self._model, self._walk, self._plain, self._kind, self._how = model, walk, plain, kind, how
+        self._dtype = walk.dtype
 
-    def plan(
-        self, half: str, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int],
-        check: Callable[[], None],
-    ) -> Plan:  # fmt: skip
-        """Return the first plan that fits, with arguments as for `Planner.plan`.
+    def of(self, ask: Ask, whole: Grid, fused: bool, fixed: int, target: int | None) -> Iterator[Plan]:
+        """Yield plans from most memory to least.
 
-        Raises:
-            PlanError: no plan stays below the target.
+        Args:
+            ask: the clip.
+            whole: the frame as one tile.
+            fused: the fused operators run the component.
+            fixed: bytes in addition to a run's own memory, which the peaks do not include.
+            target: bytes on the device; None: no limit.
         """
-        own = self._program(half).own
-        if request.tile or request.chunk or request.tiling in ("exact", "blended"):
-            log.once("this network tiles itself, in space and time, which is part of the model: tiles and chunks that "
-                     "are asked for are not used")  # fmt: skip
-        most = [limits.target]
-        if request.tiling == "auto" and limits.target is not None and (limits.room or 0) > limits.target:
-            most.append(limits.room)
-        make = self._decodes if half == "decoder" else self._encodes
-        least = None
-        check()
-        for limit in most:
-            for option in make(own, size, request, replace(limits, target=limit), rest):
-                plan = replace(option, peak_bytes=option.peak_bytes + self._besides(half, option.fused))
-                if limit is None or plan.peak_bytes <= limit:
-                    if not plan.fused and not plan.own.layers:
-                        plan = roomy(plan, option.peak_bytes, self._how(), limit)
-                    return plan if limit == limits.target else _raised(plan, limits)
-                least = plan
-                check()
-        pixels = f"{own.unit * size[2] + rest[1]}x{own.unit * size[1] + rest[0]}"
-        needs, target = in_gb(least.peak_bytes), in_gb(most[-1])
-        raise PlanError(refusals.OWN_TILES.format(size=pixels, needs=needs, target=target, option=limits.option))
+        return self._decodes(ask, whole, fixed, target) if ask.half == "decoder" else self._encodes(ask, whole, fused)
 
-    def _program(self, half: str) -> TiledProgram:
-        return getattr(self._model, half).program
-
-    # -- decode ----------------------------------------------------------------------------------------------------
-
-    def _decodes(
-        self, own: NativeTiles, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int]
-    ) -> Iterator[Plan]:
+    def _decodes(self, ask: Ask, whole: Grid, fixed: int, target: int | None) -> Iterator[Plan]:
         """Yield the plan with all layers on the device, then one with as many tiles, and then layers, as have room."""
-        step = next(s for s in self._program("decoder").steps if isinstance(s, Tokens))
-        latents, rows, columns = size[0], *(own.spans(own.unit * n) for n in size[1:])
-        section = own.sections(latents)[0]
+        program: TiledProgram = self._model.decoder.program
+        own, step = program.own, next(s for s in program.steps if isinstance(s, Tokens))
+        rows, columns = (own.spans(own.unit * n) for n in (ask.height, ask.width))
+        section = own.sections(ask.latents)[0]
         frames = section.last - section.first
         tokens = tokens_of(step, frames, *(s[0].end // own.unit for s in (rows, columns)))
         # On a CPU the host limit is 0: there is no other memory to park in.
-        device = torch.device("cpu" if limits.host == 0 else "cuda")
+        device = torch.device("cpu" if ask.host == 0 else "cuda")
         frame = len(rows) * len(columns)
-        together, total = tiles_together(tokens, frame, device), frame * len(own.sections(latents))
+        together, total = tiles_together(tokens, frame, device), frame * len(own.sections(ask.latents))
         layer = layer_bytes(step, self._dtype, self._kind)
         besides = group_bytes(step, together * tokens, self._dtype, self._kind)
-        besides += 0 if limits.host == 0 else RESERVE_BYTES
-        besides += blend_bytes(own, rows, columns, frames, self._dtype, request.dtype)
+        besides += 0 if ask.host == 0 else RESERVE_BYTES
+        besides += blend_bytes(own, rows, columns, frames, self._dtype, ask.output)
 
         def plan(tiles: int, resident: int) -> Plan:
             tiles = -(-tiles // together) * together
             x = tiles * tokens * step.width * self._dtype.itemsize
             peak = besides + x + (resident + (BUFFERS if resident < step.layers else 0)) * layer
-            how = Own(tiles, (len(rows), len(columns)), resident, step.layers, request.native_blend)
-            whole = grid(*size[1:], own.unit * max(size[1:]), 0, own.unit)
+            how = Own(tiles, (len(rows), len(columns)), resident, step.layers, ask.blend)
             host = (step.layers - resident) * layer if self._kind else 0
             made = Plan(Steps(own.latents), whole, peak, host_bytes=host, own=how)
-            recorded = limits.host != 0 and why_none(self._walk.options.cuda_graphs, made) is None
+            recorded = ask.host != 0 and why_none(self._walk.options.cuda_graphs, made) is None
             # A graph has its own copy of the tokens.
             return replace(made, peak_bytes=peak + x + GRAPH_BYTES) if recorded else made
 
         yield plan(together, step.layers)
-        if limits.host == 0:
+        if ask.host == 0:
             return
         tiles = min(max(MANY, together), -(-total // together) * together)
-        most = limits.target if limits.target is not None else math.inf
-        fixed = self._besides("decoder", False)
+        most = math.inf if target is None else target
         while tiles > together and plan(tiles, 0).peak_bytes + fixed > most:
             tiles = max(together, tiles // 2)
         bare = plan(tiles, 0).peak_bytes + fixed
         yield plan(tiles, max(0, min(step.layers - 1, int((most - bare) // layer))) if most < math.inf else 0)
 
-    # -- encode ----------------------------------------------------------------------------------------------------
-
-    def _encodes(
-        self, own: NativeTiles, size: tuple[int, int, int], request: Request, limits: Limits, rest: tuple[int, int]
-    ) -> Iterator[Plan]:
+    def _encodes(self, ask: Ask, whole: Grid, fused: bool) -> Iterator[Plan]:
         """Yield plans of one tile at a time, which fills a GPU at full size, with fewer and fewer frames per step."""
-        frames = 1 if size[0] == 1 else own.frames
-        latents = 1 if size[0] == 1 else own.latents
-        spans = [own.spans(own.unit * n + r) for n, r in zip(size[1:], rest, strict=True)]
+        program: TiledProgram = self._model.encoder.program
+        own, size = program.own, (ask.height, ask.width)
+        frames = 1 if ask.latents == 1 else own.frames
+        latents = 1 if ask.latents == 1 else own.latents
+        spans = [own.spans(own.unit * n + r) for n, r in zip(size, ask.rest, strict=True)]
         height, width = (max(s.end - s.start for s in axis) for axis in spans)
-        how, whole = Own(1, (len(spans[0]), len(spans[1]))), grid(*size[1:], own.unit * max(size[1:]), 0, own.unit)
-        fused = self._fused() and self._walk.why_not("encoder") is None
-        besides = 4 * COPIES * frames * height * width * self._program("encoder").takes
-        besides += 3 * 4 * latents * math.prod(size[1:]) * 2 * self._model.config.latent_channels
+        how = Own(1, (len(spans[0]), len(spans[1])))
+        besides = 4 * COPIES * frames * height * width * program.takes
+        besides += 3 * 4 * latents * math.prod(size) * 2 * self._model.config.latent_channels
         for count in STEPS:
             steps = Steps(own.latents, count)
             if fused:
@@ -163,12 +123,6 @@ class OwnPlanner:
                 over = (height % own.unit, width % own.unit)
                 peak = self._plain.peak("encoder", latents, steps, tile, tile, over, self._how())
             yield Plan(steps, whole, peak + besides, fused, own=how)
-
-
-def _raised(plan: Plan, limits: Limits) -> Plan:
-    target, room = in_gb(limits.target), in_gb(limits.room)
-    note = refusals.RAISED.format(target=target, room=room, why=refusals.FOR_OWN_TILES)
-    return replace(plan, raised=limits.room, note=note)
 
 
 def layer_bytes(step: Tokens, dtype: torch.dtype, kind: str | None) -> int:
