@@ -312,7 +312,7 @@ class VideoVAE(Face, Core, OldNames):
         check_seed(seed)
         if seed is not None and count is None:
             raise InputError("a seed needs the count of all frames: its noise is drawn for the whole clip at once")
-        if devices not in (None, "auto") and count is None:
+        if count is None and not _alone(self, devices):
             raise InputError("several devices need the count of all frames: each makes parts of the whole clip")
         request, callbacks = Request(**options, output="float32"), Callbacks(progress, cancel, on_plan)
         video = functools.partial(StreamVideo, frames, self.spatial, count, self.colours[0], any_range)
@@ -367,9 +367,10 @@ class VideoVAE(Face, Core, OldNames):
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
 
 
-def _alone(devices: Devices) -> bool:
+def _alone(vae: Core, devices: Devices) -> bool:
     """Check whether a call runs on the VAE's own device alone; then nothing of distributed/ is used, nor imported."""
-    return devices is None or devices in ("", "auto")
+    one = vae.device.type != "cuda" or torch.cuda.device_count() == 1  # "all" of them
+    return devices is None or devices in ("", "auto") or (one and devices == "all")
 
 
 def _decode(
@@ -377,7 +378,7 @@ def _decode(
     size: tuple[int, int, int, int], callbacks: Callbacks, plan: Plan | None, seed: int | None,
 ) -> Generator[Finished, None, None]:  # fmt: skip
     """Decode on one device or on several. Args, returns: as of `distributed.several.decode`."""
-    if _alone(devices):
+    if _alone(vae, devices):
         tick, on_plan = callbacks.ticker, callbacks.on_plan
         return call.decode(vae, z, request, tick, into.whole(wanted.start), wanted, size, on_plan, plan, seed)
     from .distributed import several
@@ -390,7 +391,7 @@ def _encode(
     size: tuple[int, int, int], callbacks: Callbacks, plan: Plan | None,
 ) -> Generator[Finished, None, None]:  # fmt: skip
     """Encode on one device or on several. Args, returns: as of `distributed.several.encode`."""
-    if _alone(devices):
+    if _alone(vae, devices):
         wanted, on_plan = range(size[0]), callbacks.on_plan
         return call.encode(vae, video, request, callbacks.ticker, into.whole(0), wanted, on_plan, plan)
     from .distributed import several

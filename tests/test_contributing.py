@@ -64,7 +64,8 @@ def test_one_device_uses_nothing_of_several(vae_file):
 import sys, torch
 from zerowaste_vae import load
 vae = load(sys.argv[1], device="cpu")
-vae.encode(vae.decode(torch.zeros(1, 16, 1, 2, 2)))
+for devices in (None, "auto", "all"):
+    vae.encode(vae.decode(torch.zeros(1, 16, 1, 2, 2), devices=devices), devices=devices)
 print([name for name in sys.modules if ".distributed" in name and "zerowaste_vae" in name])
 """
     done = subprocess.run([sys.executable, "-c", code, str(vae_file)], capture_output=True, text=True, check=True)

@@ -4,10 +4,12 @@ import copy
 import gc
 import sys
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, PlanError, load
+from zerowaste_vae.engine import vae as module
 from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.bench.metrics import compare, tile_edges
 from zerowaste_vae.engine.planning.budget import Machine
@@ -363,3 +365,10 @@ def test_a_deep_copy_has_weights_of_its_own(vae_file, noise):
             p.zero_()
     assert torch.equal(other.decode(z), frames)
     assert not torch.equal(vae.decode(z), frames)
+
+
+@pytest.mark.parametrize("count, device, alone", [(1, "cuda", True), (2, "cuda", False), (2, "cpu", True)])
+def test_all_devices_may_be_one(monkeypatch, count, device, alone):
+    """Then `devices="all"` is the call on one device: it needs no count of frames, and imports no distributed/."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert module._alone(SimpleNamespace(device=torch.device(device, 0)), "all") is alone
