@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..engine import Checkpoint, CheckpointError, InputError, log, read_checkpoint
-from ..engine.archs import detect
+from ..engine.archs import detect, renamed
 from ..engine.checkpoints import from_stored
 from ..engine.kernels.precision import fp32_math
 from ..engine.network.stamp import Stamp
@@ -88,7 +88,8 @@ def of_network(network: object) -> Checkpoint:
     found = Checkpoint(tensors, metadata)
     if _quantised(tensors):
         found = replace(from_stored(tensors, metadata, Path(type(network).__name__)), path=None)
-    return replace(found, tensors=detect(found.tensors).completed(found.tensors))
+    tensors = renamed(found.tensors)
+    return replace(found, tensors=detect(tensors).completed(tensors))
 
 
 def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
@@ -110,7 +111,7 @@ def known(vae: object) -> bool:
     if architecture is None or (_quantised(names) and architecture.own is None):
         return False
     # The sizes of quantised layers are those of their biases too; making floats of their codes takes long.
-    shapes = {key: tuple(t.shape) for key, t in architecture.completed(network.state_dict()).items()}
+    shapes = {key: tuple(t.shape) for key, t in architecture.completed(renamed(network.state_dict())).items()}
     metadata = {} if _quantised(names) else of_network(network).metadata
     try:
         architecture.config_of(shapes, metadata)

@@ -15,6 +15,7 @@ from .registry import (
     kind_of,
     latent_space,
     native_names,
+    renamed,
     unwrapped,
 )
 
@@ -33,5 +34,6 @@ __all__ = [
     "kind_of",
     "latent_space",
     "native_names",
+    "renamed",
     "unwrapped",
 ]

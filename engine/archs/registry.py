@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from . import (
     cosmos,
@@ -14,6 +15,7 @@ from . import (
     kl,
     ltx,
     ltx_diffusion,
+    mage,
     minimax_h3,
     mochi,
     seedvr2,
@@ -21,11 +23,12 @@ from . import (
 )
 from .arch import Architecture, KeySet
 
+T = TypeVar("T")
 ARCHITECTURES: tuple[Architecture, ...] = (
     seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, kl.SD, kl.FLUX, kl.FLUX2,
     ltx.ARCHITECTURE, ltx_diffusion.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE,
     hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, hunyuan_image.ARCHITECTURE, hunyuan_refiner.ARCHITECTURE,
-    minimax_h3.ARCHITECTURE,
+    minimax_h3.ARCHITECTURE, mage.ARCHITECTURE,
 )  # fmt: skip
 #: The architecture of plans, benchmarks and reasons if no file is given.
 DEFAULT = ARCHITECTURES[0]
@@ -97,13 +100,12 @@ _OTHERS = (
     ),
     KeySet("taehv", (("decoder.22.bias",),), title="a reduced video VAE (TAEHV)"),
     KeySet("taesd", (("taesd_decoder.1.weight",),), title="a reduced image VAE (TAESD)"),
-    KeySet("mage", (("student.dconv_encoder.proj_out.weight",),), title="Mage-VAE"),
     KeySet("shapes", (("geo_decoder.cross_attn_decoder.ln_1.bias",),), title="a VAE of 3-D shapes"),
     KeySet("vq", (("quantize.embedding.weight",),), title="a VQ model"),
 )
 # The order decides: a later family's names may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
 KEY_SETS = (
-    seedvr2.KEYS, minimax_h3.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys,
+    seedvr2.KEYS, minimax_h3.ARCHITECTURE.keys, mage.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys,
     ltx_diffusion.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys,
     _COGVIDEOX, _MOVQ, hunyuan15.ARCHITECTURE.keys, _HUNYUAN15_DIFFUSERS, hunyuan.ARCHITECTURE.keys, hunyuan.DIFFUSERS,
     cosmos.ARCHITECTURE.keys, _QWEN21, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
@@ -205,6 +207,13 @@ def _prefixes(names: Iterable[str]) -> list[str]:
     found = {prefix for prefix in found if not re.search(r"\b(en|de)coder\.", prefix)}
     others = sorted(found.difference(PREFIXES), key=lambda p: ("ema" in p, len(p), p))
     return ["", *PREFIXES, *others]
+
+
+def renamed(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Return a known network's tensors, or their shapes, under the original names."""
+    key_set = find_key_set(tensors)
+    names = None if key_set is None else native_names(tensors, key_set)
+    return dict(tensors) if names is None else {new: tensors[name] for name, new in names.items()}
 
 
 def native_names(names: Iterable[str], key_set: KeySet) -> dict[str, str] | None:

@@ -23,6 +23,7 @@ from zerowaste_vae.engine.execution.core import Core
 from zerowaste_vae.engine.kernels.targets import triton_version
 from zerowaste_vae.engine.kernels.to_pixels import to_pixels
 from zerowaste_vae.engine.network.ops.ends import Moments, Pixels
+from zerowaste_vae.engine.network.ops.patchwise import LayerMoments, PatchPixels
 from zerowaste_vae.engine.planning.fusable import half_not_fused, no_8_bit
 from zerowaste_vae.engine.precision.modes import PRECISIONS
 from zerowaste_vae.engine.runtime import context as run
@@ -53,8 +54,11 @@ CONFIGS = {
     "hunyuanvideo1.5": hunyuan15.Config(FIVE, FIVE[::-1], 16),
     "hunyuanimage": hunyuan_image.Config((*FIVE, 32), (*FIVE[::-1], 32), 16, norm_groups=8),
     "hunyuanimage-refiner": hunyuan_refiner.Config(FIVE, FIVE[::-1], 16, norm_groups=8),
+    "mage": SMALL["mage"],
     "minimaxh3": minimax_h3.Config((32, *WIDTHS, 32), 64, 2, 96),
 }
+#: Steps that may be the last one.
+ENDS = Pixels, Moments, PatchPixels, LayerMoments
 #: Last parameters of a network that only plain torch runs.
 PARAMETERS = 4
 
@@ -141,7 +145,7 @@ def of_last_steps(vae, half):
         return
     eight = vae._mixed.mode.kind is not None
     links = [link for stage in getattr(vae._fused, half)().stages for link in stage]
-    ends = next(i for i, link in reversed(list(enumerate(links))) if isinstance(link.step, (Pixels, Moments)))
+    ends = next(i for i, link in reversed(list(enumerate(links))) if isinstance(link.step, ENDS))
     for link in links[ends - eight :]:
         for name, tensors in parameters(link.packed, link.step.name):
             tensors = [t for t in tensors if t is not None and t.is_floating_point()]

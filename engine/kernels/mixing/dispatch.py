@@ -1,0 +1,70 @@
+"""Dispatch of the passes between products: kernels where there are some, else torch. A row's result does not depend on
+the others."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..launching import launcher
+from ..observe import observed
+from ..targets import kernels_for, on_device
+from . import reference
+
+#: Positions and channels of one program of `mixed`.
+POSITIONS, CHANNELS = 32, 128
+
+
+@observed
+def layer_normed(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, *, more: Tensor | None = None,
+    backend: str = "auto",
+) -> None:  # fmt: skip
+    """Normalise rows by their mean and variance, multiply by a weight and add a bias.
+
+    Args:
+        x: [R, C], unit stride between channels.
+        weight, bias: float32 [C].
+        out: [R, C] contiguous, of x's type or float32.
+        more: [R, C] contiguous, first added to x in place.
+    """
+    here = kernels_for(x.device, backend)
+    if here is None:
+        reference.layer_normed(x, weight, bias, eps, out, more)
+        return
+    c = x.shape[1]
+    with on_device(x):
+        launcher("mixing.layer_normed_kernel", here)[(x.shape[0],)](
+            x, x if more is None else more, weight, bias, out, eps, C=c, STRIDE=x.stride(0), BLOCK=_power(c),
+            ADDS=more is not None, num_warps=4,
+        )  # fmt: skip
+
+
+def blocks(positions: int) -> int:
+    """Return the rows of `sums` that `mixed` writes."""
+    return -(-positions // POSITIONS)
+
+
+@observed
+def mixed(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, sums: Tensor, *, backend: str = "auto") -> None:
+    """Convolve each channel of a picture with 3x3 taps, zeros around it, and apply GELU.
+
+    Args:
+        x: [H, W, C] contiguous.
+        weight: float32 [9, C], taps row by row.
+        bias: float32 [C].
+        out: [H, W, C] contiguous, other memory than x's.
+        sums: float32 [`blocks(H * W)`, C], the results' sums over as many blocks of positions.
+    """
+    here = kernels_for(x.device, backend)
+    if here is None:
+        reference.mixed(x, weight, bias, out, sums, POSITIONS)
+        return
+    h, w, c = x.shape
+    with on_device(x):
+        launcher("mixing.mixed_kernel", here)[(len(sums), -(-c // CHANNELS))](
+            x, weight, bias, out, sums, h, w, C=c, BP=POSITIONS, BC=CHANNELS, num_warps=4
+        )
+
+
+def _power(count: int) -> int:
+    return 1 << (count - 1).bit_length()
