@@ -52,8 +52,7 @@ class Compare(io.ComfyNode):
         wishes, fast, latent = from_widgets(**given), engine_vae(vae), samples["samples"]
         if fast is None:
             raise InputError("ComfyUI's own code decodes this VAE in both cases: there is nothing to compare")
-        as_host = fast.layout.latent(latent)
-        as_host = as_host[:, :, 0] if fast.layout.flat else as_host
+        as_host = fast.layout.samples(fast.layout.latent(latent))
         theirs, their_outcome = host_decode(own_vae(vae), as_host, Settings())
         their_outcome.report.mode = "VAE Decode"
         wishes = wishes.over(fast.settings)

@@ -116,7 +116,7 @@ def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str
     with vae.running("encode", size, settings.options()) as run:
         padded = vae.layout.padded(chain([first], given))
         with closing(vae.engine.encode_stream(padded, **run.options)) as latents:
-            latent = torch.cat(list(latents), 2)
+            latent = vae.layout.samples(torch.cat(list(latents), 2))
     outcome = Outcome(vae.engine.last_report, run.loaded)
     made = _latent(vae, vae.given_back(latent), outcome, outcome.report.clip[1:], (clip.read, *first.shape[:2]))
     outcome.notes += clip.notes

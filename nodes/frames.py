@@ -33,26 +33,39 @@ class Layout:
         self._architecture, self._channels, self._colours = architecture, latent_channels, colours
         #: Images have no axis for time, and latents have none.
         self.still, self.flat = architecture.still, architecture.flat
+        #: A batch of images, and of latents, is one clip.
+        self.joined = architecture.joined
         #: Sides of encoded images are padded to multiples of so many pixels.
-        self.multiple = max(architecture.spatial * architecture.side, 0 if self.still else SIZE_MULTIPLE)
+        least = 0 if self.still or self.joined else SIZE_MULTIPLE
+        self.multiple = max(architecture.spatial * architecture.side, least)
 
     def latent(self, samples: Tensor) -> Tensor:
         """Return LATENT samples as [B, C, T, h, w].
 
         samples: [B, C, T, h, w], or with channels and time in one axis [B, C*T, h, w]; of pictures [B, C, h, w], and of
-        several latents in time the first, as the host takes it. Raises InputError on other shapes.
+        several latents in time the first, as the host takes it; [T, C, h, w] where a batch is one clip. Raises
+        InputError on other shapes.
         """
         samples, still, c = of_frames(samples), self.still, self._channels
         if samples.ndim == 5 and samples.shape[1] == c:
             return samples[:, :, :1] if still else samples
-        if samples.ndim == 4 and (samples.shape[1] == c or (not still and samples.shape[1] % c == 0)):
+        if self.joined and samples.ndim == 4 and samples.shape[1] == c:
+            return samples.movedim(0, 1)[None]
+        one = still or self.joined  # channels alone
+        if samples.ndim == 4 and (samples.shape[1] == c or (not one and samples.shape[1] % c == 0)):
             batch, _, height, width = samples.shape
             return samples.reshape(batch, c, -1, height, width)
-        shapes = f"[B, {c}, h, w]" if still else f"[B, {c}, T, h, w] (or [B, {c}*T, h, w])"
+        shapes = f"[{'B' if still else 'T'}, {c}, h, w]" if one else f"[B, {c}, T, h, w] (or [B, {c}*T, h, w])"
         raise InputError(
             "The latent comes from another kind of model than this VAE: connect the VAE of that model. This one "
             f"decodes latents {shapes}, not {list(samples.shape)}"
         )
+
+    def samples(self, latent: Tensor) -> Tensor:
+        """Return latents [B, C, T, h, w] in the form of the host's LATENT: the inverse of `latent`."""
+        if self.joined:
+            return latent.transpose(1, 2).flatten(0, 1)
+        return latent[:, :, 0] if self.flat else latent
 
     def clip(self, images: Tensor) -> Tensor:
         """Return an IMAGE [F, H, W, C] or [B, F, H, W, C] as [B, F, H, W, colours], or 3 where it has no more.
@@ -76,10 +89,14 @@ class Layout:
 
     def shown(self, images: Tensor) -> Tensor:
         """Return frames [B, F, H, W, 3] in the form of the host's own VAE of this kind."""
+        if self.joined:
+            return images.flatten(0, 1)
         return images[:, 0] if self.still else images
 
     def latent_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
-        """Return the size of samples [B, C, T, h, w], [B, C, h, w] or [B, C*T, h, w]."""
+        """Return the size of samples [B, C, T, h, w], [B, C, h, w] or [B, C*T, h, w], or [T, C, h, w] of one clip."""
+        if self.joined and len(shape) == 4:
+            return self._size(1, shape[0], *shape[-2:])
         latents, side = shape[2] if len(shape) == 5 else shape[1] // self._channels, self._architecture.side
         return self._size(shape[0], latents, side * shape[-2], side * shape[-1])
 
@@ -89,7 +106,10 @@ class Layout:
         return self._size(batch, latents, height // s, width // s)
 
     def pixel_size(self, shape: torch.Size) -> tuple[int, int, int, int]:
-        """Return the `clip_size` of pixels as the host encodes them: [B, 3, F, H, W], or pictures [B, 3, H, W]."""
+        """Return the `clip_size` of pixels as the host encodes them: [B, 3, F, H, W], or pictures [B, 3, H, W], which
+        may be frames of one clip."""
+        if self.joined and len(shape) == 4:
+            return self.clip_size(1, shape[0], *shape[-2:])
         return self.clip_size(shape[0], 1 if self.still else shape[2], shape[-2], shape[-1])
 
     def _size(self, batch: int, latents: int, *sides: int) -> tuple[int, int, int, int]:

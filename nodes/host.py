@@ -89,7 +89,7 @@ class EngineVAE(comfy.sd.VAE):
         self.latent_channels, self.output_channels = engine.latent_channels, engine.colours[0]
         t, s, self.pad_channel_value = engine.temporal, engine.spatial, 1.0
         self.layout = Layout(engine.architecture, engine.latent_channels, engine.colours[0])
-        if self.layout.still:
+        if self.layout.still or self.layout.joined:
             self.upscale_ratio = self.downscale_ratio = s
         else:
             self.latent_dim, times = 3, engine.architecture
@@ -144,7 +144,8 @@ class EngineVAE(comfy.sd.VAE):
         return "\n".join([head, *(f"off     {name}: {reason}" for name, reason in off.items() if reason)])
 
     def decode(self, samples_in: Tensor, vae_options: dict | None = None) -> Tensor:
-        """Decode LATENT samples to frames [B, F, H, W, 3] or pictures [B, H, W, 3] in 0..1, in the host's type."""
+        """Decode LATENT samples to frames [B, F, H, W, 3], or to pictures or frames of one clip [B, H, W, 3], in 0..1,
+        in the host's type."""
         return self._shown(samples_in, self.settings)
 
     def decode_tiled(self, samples: Tensor, tile_x: int | None = None, **_: object) -> Tensor:
@@ -191,8 +192,7 @@ class EngineVAE(comfy.sd.VAE):
         rest = tuple(n % self.engine.architecture.spatial for n in clip.shape[2:4])
         with self.running("encode", size, settings.options(), rest, gpus=settings.gpus) as run:
             latent = self.engine.encode(clip, any_range=True, **run.options)
-        latent = latent[:, :, 0] if self.layout.flat else latent
-        return self.given_back(latent), Outcome(self.engine.last_report, run.loaded)
+        return self.given_back(self.layout.samples(latent)), Outcome(self.engine.last_report, run.loaded)
 
     def given_back(self, latent: Tensor) -> Tensor:
         """Return a latent on the device and in the type that the host wants."""

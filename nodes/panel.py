@@ -224,7 +224,7 @@ def answer(
     blend = NATIVE_BLENDS[0] if architecture.own is None else native_blend(architecture)
     request = Request(q.tiling, q.tile, overlap, q.chunk, q.vram_gb, q.ram_gb, output, blend)
     latents, batch = architecture.latents(architecture.filled(q.frames)), q.batch
-    if architecture.still:
+    if architecture.still or architecture.joined:
         latents, batch = latents * batch, 1
     height, width = (-(-n // architecture.spatial) for n in (q.height, q.width))
     limits = machine.limits(request).shared(len(devices), here)
@@ -271,7 +271,7 @@ def plan_facts(
         "result_gb": _gb(batch * frames * height * width * colours * output.itemsize),
     }  # fmt: skip
     if plan.parking is not None:
-        mode = "rolled" if plan.rolls else "untiled" if still else "parked"
+        mode = "rolled" if plan.rolls else "untiled" if still or architecture.joined else "parked"
         facts |= {"mode": mode, "parked_gb": _gb(plan.host_bytes), "band_rows": plan.parking.rows}
     return facts
 

@@ -179,7 +179,7 @@ def load(path: Path | None, precision: str, small: bool) -> Any:
 def latent(vae: Any, size: tuple[int, int, int]) -> Tensor:
     """Return a seeded normal latent [1, C, T, h, w]; for an image VAE T pictures [T, C, h, w]."""
     z = torch.randn(1, vae.latent_channels, *size, generator=torch.Generator().manual_seed(1))
-    return z[0].transpose(0, 1).contiguous() if vae.temporal == 1 else z
+    return z[0].transpose(0, 1).contiguous() if vae.architecture.still else z
 
 
 def video(vae: Any, size: tuple[int, int, int]) -> Tensor:

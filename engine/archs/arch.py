@@ -108,6 +108,8 @@ class Architecture:
     packing: Callable[[Any], tuple[str, PackedLatents]] | None = None
     #: External latents of pictures have an axis for time nevertheless.
     timed: bool = False
+    #: Latents are frames of one clip, although each becomes one frame; ComfyUI has them, as pictures, in a batch.
+    joined: bool = False
     #: ComfyUI's own VAE of this family encodes only whole latents, from the middle of the frame.
     crops: bool = True
     #: Parameters that every file of it holds, but networks of other programs do not: (name, values).
@@ -184,7 +186,7 @@ class Architecture:
     @property
     def still(self) -> bool:
         """Return whether it is for pictures: each latent is one, independent of the latents around it."""
-        return self.temporal == 1
+        return self.temporal == 1 and not self.joined
 
     @property
     def flat(self) -> bool:

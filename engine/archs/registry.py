@@ -19,6 +19,7 @@ from . import (
     minimax_h3,
     mochi,
     seedvr2,
+    svd,
     wan,
 )
 from .arch import Architecture, KeySet
@@ -28,7 +29,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, kl.SD, kl.FLUX, kl.FLUX2,
     ltx.ARCHITECTURE, ltx_diffusion.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE,
     hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, hunyuan_image.ARCHITECTURE, hunyuan_refiner.ARCHITECTURE,
-    minimax_h3.ARCHITECTURE, mage.ARCHITECTURE,
+    minimax_h3.ARCHITECTURE, mage.ARCHITECTURE, svd.ARCHITECTURE,
 )  # fmt: skip
 #: The architecture of plans, benchmarks and reasons if no file is given.
 DEFAULT = ARCHITECTURES[0]
@@ -53,14 +54,6 @@ _MOVQ = KeySet(
 )
 _COGVIDEOX = KeySet(
     "cogvideox", ((f"{_NORM}.norm_layer.weight", f"{_NORM}.conv_y.conv.weight"),), title="CogVideoX's VAE"
-)
-_TEMPORAL_SD = KeySet(
-    "svd",
-    (
-        ("decoder.mid.block_1.mix_factor", "decoder.mid.block_1.time_stack.in_layers.0.weight"),
-        ("decoder.up_blocks.0.resnets.0.spatial_res_block.conv1.weight", "decoder.time_conv_out.weight"),
-    ),
-    title="Stable Video Diffusion's VAE",
 )
 _HUNYUAN15_DIFFUSERS = KeySet(
     "hunyuanvideo1.5-diffusers", ((f"{_NORM}.gamma", "decoder.mid_block.resnets.0.conv1.conv.weight"),),
@@ -109,7 +102,7 @@ KEY_SETS = (
     ltx_diffusion.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys,
     _COGVIDEOX, _MOVQ, hunyuan15.ARCHITECTURE.keys, _HUNYUAN15_DIFFUSERS, hunyuan.ARCHITECTURE.keys, hunyuan.DIFFUSERS,
     cosmos.ARCHITECTURE.keys, _QWEN21, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
-    _TEMPORAL_SD, hunyuan_image.ARCHITECTURE.keys, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
+    svd.ARCHITECTURE.keys, svd.DIFFUSERS, hunyuan_image.ARCHITECTURE.keys, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
     kl.FLUX2.keys, kl.SD.keys, hunyuan_refiner.ARCHITECTURE.keys, kl.FLUX.keys, *_OTHERS,
 )  # fmt: skip
 #: The first name of each. Flux.2's is left out: its files have Flux's, too, and many other networks have such norms.

@@ -129,19 +129,20 @@ class Bench:
         vae = self.load(case.precision)
         base, inputs, spatial = self._base(case, vae), case.input(vae), vae.spatial
         state = {key: value.cpu() for key, value in vae.model.state_dict().items()}
-        flat = vae.architecture.flat
+        flat, joined, short = vae.architecture.flat, vae.architecture.joined, self._first(case, inputs)
         del vae
         settle(self.device)
         job = {
             "half": case.half, "precision": case.precision, "device": str(self.device), "runs": self.runs,
             "metadata": dict(self.weights.metadata), "temporal": self.architecture.temporal, "spatial": spatial,
         }  # fmt: skip
-        if flat and case.half == "decoder":
-            inputs = inputs[:, :, 0]
-        short = self._first(case, inputs)
+        if (flat or joined) and case.half == "decoder":  # a batch of pictures, or of one clip's frames
+            inputs, short = (z.transpose(1, 2).flatten(0, 1) for z in (inputs, short))
         for figures, result in peers.comfy(folder, python, state, inputs, short, job):
             if flat and result is not None:
                 result = result.unsqueeze(1 if case.half == "decoder" else 2)
+            elif joined and result is not None:
+                result = (result if case.half == "decoder" else result.movedim(0, 1))[None]
             yield self._finish({**base, **figures}, result, reference)
 
     def reference(self, case: Case) -> Tensor | str:

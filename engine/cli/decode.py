@@ -93,7 +93,7 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
     from ..media.latents import LatentFile
 
     vae = load_vae(args, ranks)
-    latent = LatentFile(args.latent, vae.latent_channels, args.item, vae.architecture.still)
+    latent = LatentFile(args.latent, vae.latent_channels, args.item, vae.architecture.still, vae.architecture.joined)
     asked = ranks.broadcast()
     if asked is not None:
         part, at_once = asked
@@ -137,7 +137,8 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     still = vae.architecture.still
     if still and kind == "mp4":
         raise InputError(f"{args.out}: {vae.arch} makes pictures; end it in .png, .safetensors, or / for a folder")
-    job = Job(args, ranks, vae, LatentFile(args.latent, vae.latent_channels, args.item, still), notes)
+    latent = LatentFile(args.latent, vae.latent_channels, args.item, still, vae.architecture.joined)
+    job = Job(args, ranks, vae, latent, notes)
     clips = job.latent.shape[0]
     if clips > 1 and kind != "safetensors" and not (still and kind == "folder"):
         raise InputError(f"{args.latent}: holds {clips} clips; choose one with --item N, or write .safetensors")

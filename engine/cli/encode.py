@@ -118,6 +118,8 @@ def _written(
 ) -> torch.Size:
     """Write latents as they are made of frames as they are read, or of pictures, which are independent, all at once;
     return the latent's shape."""
+    import torch
+
     from ..media.latent_note import note_of
     from ..media.latents import LatentWriter, write_latent
 
@@ -132,6 +134,10 @@ def _written(
     # Noise is drawn for the whole clip at once, and devices make parts of it.
     if args.seed is not None or ranks is not None or args.devices:
         count = sum(1 for _ in frames)
+    if vae.architecture.joined and Path(args.out).suffix.lower() == ".latent":  # ComfyUI has its frames in a batch
+        made = torch.cat(list(_made(args, ranks, vae, frames, False, count, report)), 2)[0].movedim(0, 1).contiguous()
+        write_latent(args.out, made, notes(fps=str(args.fps or clip.fps), frames=str(frames.read)))
+        return made.shape
     with LatentWriter(args.out) as writer:
         for latent in _made(args, ranks, vae, frames, False, count, report):
             writer.write(latent)

@@ -197,6 +197,7 @@ def described(path: Path, norm_groups: int | None) -> tuple[Architecture, Any, L
         yield "file", f"{path} ({path.stat().st_size / (1 << 20):.1f} MiB)"
         spatial = architecture.spatial * architecture.side
         time = "of one picture" if architecture.still else f"and {architecture.temporal} frames"
+        time = "of one frame of the clip" if architecture.joined else time
         yield "architecture", f"{architecture.name}, {spatial}x{spatial} pixels {time} per latent"
         if (own := architecture.own) is not None:
             yield "tiles", f"its own, of {own.size} pixels in sections of {own.frames} frames: part of the model"

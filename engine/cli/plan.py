@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     check_least(args, frames=1, devices=1)
     half, card, chosen = "encoder" if args.encode else "decoder", asked(args), kernels(args)
     planner, architecture, note = _planner(args, half, card, chosen)
-    wanted = args.frames or (1 if architecture.still else 81)
+    wanted = args.frames or (1 if architecture.still else 25 if architecture.joined else 81)
     count, spatial = architecture.filled(wanted), architecture.spatial
     precision = architecture.native if args.precision == "auto" else args.precision
     if min(width, height) < spatial:

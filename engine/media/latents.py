@@ -49,10 +49,10 @@ class LatentFile:
     """
 
     def __init__(
-        self, path: str | Path, channels: int = 16, item: int | None = None, still: bool = False
+        self, path: str | Path, channels: int = 16, item: int | None = None, still: bool = False, joined: bool = False
     ) -> None:
-        """Read the header. item: the only clip of the file that is used. still: four axes are pictures, [B, C, h,
-        w]."""
+        """Read the header. item: the only clip of the file that is used. still: four axes are pictures, [B, C, h, w].
+        joined: they are one clip, [T, C, h, w]."""
         self.path = Path(path)
         with _opened(self.path) as file:
             self._stamp = stamp(self.path)
@@ -71,6 +71,8 @@ class LatentFile:
             self._scale = _LEGACY_SCALE
         if still and len(shape) == 4:
             whole, self._form = [*shape[:2], 1, *shape[2:]], "still"
+        elif joined and len(shape) == 4 and shape[1] == channels and (comfy or shape[0] != channels):
+            whole, self._form = [1, channels, shape[0], *shape[2:]], "joined"
         else:
             whole, self._form = _five_axes(path, shape, channels, batched=comfy)
         if whole[1] != channels:
@@ -96,6 +98,8 @@ class LatentFile:
                 part = there[clip : clip + 1, :, first:end][0]
             elif self._form == "still":
                 part = there[clip : clip + 1][0][:, None][:, first:end]
+            elif self._form == "joined":
+                part = there[first:end].movedim(0, 1)
             elif self._form == "unbatched":
                 part = there[:, first:end]
             else:
@@ -113,9 +117,11 @@ class LatentFile:
         return latent_note.marked(torch.stack([self[clip, :, :] for clip in range(self.shape[0])]), self.vae_note)
 
 
-def read_latent(path: str | Path, channels: int = 16, still: bool = False) -> torch.Tensor:
+def read_latent(
+    path: str | Path, channels: int = 16, still: bool = False, joined: bool = False
+) -> torch.Tensor:  # fmt: skip
     """Return all latents of a LatentFile."""
-    return LatentFile(path, channels, still=still).read()
+    return LatentFile(path, channels, still=still, joined=joined).read()
 
 
 def latent_metadata(path: str | Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -234,7 +235,10 @@ class Program:
 
     @functools.cached_property
     def chunk(self) -> tuple[int, int] | None:
-        """Return the latents of a clip's first chunk and of all later ones that its norms take together; None: any."""
+        """Return the latents of a clip's first chunk and of all later ones that its norms take together; None: any.
+        A network that waits for a clip's end takes all of them, however many there are."""
+        if self.waits:
+            return sys.maxsize, sys.maxsize
         for step, rate in zip(self.steps, self.rates, strict=False):
             together = getattr(getattr(step, "norm", None), "chunk", None)
             if isinstance(together, tuple):

@@ -87,8 +87,10 @@ class FusedWalk:
         return tuple(half for half in self._reasons if self.why_not(half) is None)
 
     def chunk(self, half: str) -> int:
-        """Return the latents that must be in one chunk after a clip's first chunk."""
-        return (self._programs[half].chunk or (1, 1))[1]
+        """Return the latents that must be in one chunk after a clip's first chunk; 1 where it is the whole clip,
+        however short."""
+        program = self._programs[half]
+        return 1 if program.waits else (program.chunk or (1, 1))[1]
 
     def run(self, half: str, height: int, width: int) -> ExecutionContext:
         """Return a dry ExecutionContext of the smallest chunk of a component; height, width: in latent pixels."""
@@ -109,8 +111,8 @@ class FusedWalk:
         return max(self.architecture.temporal, 4)
 
     def late(self, half: str) -> bool:
-        """Check if the component's frames come out only after later ones have gone in."""
-        return half in self._programs and self._programs[half].late
+        """Check if the component's frames come out only after later ones have gone in, in another chunk."""
+        return half in self._programs and self._programs[half].late and not self._programs[half].waits
 
     def single(self, half: str) -> bool:
         """Check if plain torch runs the component frame by frame, so that long chunks gain nothing."""

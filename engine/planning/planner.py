@@ -93,8 +93,9 @@ class Planner:
         if request.native_blend != DEFAULT.native_blend:
             raise InputError("native_blend is for VAEs that tile themselves (MiniMax H3): leave it out")
         chunk, chunks = request.chunk, self._chunks(half)
-        if chunk and chunks is not None and chunk != chunks[1] and self._fused():
-            log.once(f"chunk={chunk} is not used: this network's norms take {chunks[1]} latents at a time together")
+        if chunk and chunks is not None and chunk != chunks[1] and self._fused() and self.walk.why_not(half) is None:
+            together = "all of a clip's latents" if self._program(half).waits else f"{chunks[1]} latents at a time"
+            log.once(f"chunk={chunk} is not used: this network's norms take {together} together")
         if request.tiling == "blended":
             return self._blended(ask, request.tile, request.overlap, limits.target)
         if request.tiling == "auto":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.engine.archs import ARCHITECTURES, DEFAULT
+from zerowaste_vae.engine.archs import ARCHITECTURES, DEFAULT, svd
 from zerowaste_vae.engine.media import latent_note
 from zerowaste_vae.nodes.frames import ANY_VAE, CLIP_SIZE, VAE_NOTE, Layout, check_maker, strange
 
@@ -125,3 +125,19 @@ def test_a_latent_of_another_vae_is_refused_and_the_widget_allows_it(vae):
     with pytest.raises(InputError, match=f"The latent was made by wan2.1 .* seedvr2 .* switch on {ANY_VAE} on this"):
         check_maker(other, vae, False)
     check_maker(other, vae, True)
+
+
+def test_a_batch_that_is_one_clip():
+    """Stable Video Diffusion's, in both directions; a wrong number of channels is told with its own form."""
+    layout = Layout(svd.ARCHITECTURE, 4, 3)
+    samples, images = torch.rand(5, 4, 2, 3), torch.rand(5, 17, 24, 3)
+    latent = layout.latent(samples)
+    assert latent.shape == (1, 4, 5, 2, 3) and torch.equal(latent[0, :, 3], samples[3])
+    assert torch.equal(layout.samples(latent), samples) and torch.equal(layout.latent(latent), latent)
+    clip = layout.clip(images)
+    assert torch.equal(clip, images[None]) and torch.equal(layout.shown(clip), images)
+    assert layout.pad(clip).shape == (1, 5, 24, 24, 3)
+    assert layout.latent_size(samples.shape) == layout.latent_size(latent.shape) == (1, 5, 2, 3)
+    assert layout.clip_size(1, 5, 17, 24) == layout.pixel_size(torch.Size((5, 3, 17, 24))) == (1, 5, 2, 3)
+    with pytest.raises(InputError, match=r"decodes latents \[T, 4, h, w\], not \[5, 16, 2, 3\]"):
+        layout.latent(torch.rand(5, 16, 2, 3))

@@ -23,7 +23,7 @@ def test_shapes(tool):
 def test_sizes(tool):
     """Latents and frames of each, as its VAE takes them."""
     for family, architecture in tool.architectures().items():
-        pixels, still = architecture.spatial * architecture.side, architecture.temporal == 1
+        pixels, still = architecture.spatial * architecture.side, architecture.still
         vae = SimpleNamespace(latent_channels=4, temporal=architecture.temporal, spatial=pixels)
         vae.architecture = architecture
         count, height, width = tool.SIZES[pixels][0]

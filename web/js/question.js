@@ -1,7 +1,7 @@
 // What is asked of the planner for a decode node: the wishes of the nodes before it, and the size of what it gets.
 import { sourceNode, sourceOf, UNKNOWN, value } from "./graph.js";
 
-const FRAME_WIDGETS = ["length", "frames", "num_frames", "video_length", "frame_count"];
+const FRAME_WIDGETS = ["length", "frames", "num_frames", "video_frames", "video_length", "frame_count"];
 const DEMO = { width: 288, height: 176 };
 // Nodes that change a size in a way their widgets do not tell.
 const CHANGES = /scale|upsampl|resize|crop|pad|rotate|composite|trim|slice|cut|concat|stitch|select|batch|range|interpolat/i;

@@ -16,6 +16,7 @@ from zerowaste_vae.engine.archs import (
     minimax_h3,
     mochi,
     seedvr2,
+    svd,
     wan,
 )
 from zerowaste_vae.engine.bench.subject import random_checkpoint
@@ -48,6 +49,7 @@ SMALL = {
     "hunyuanimage-refiner": hunyuan_refiner.Config(None, (32,) * 5, 16, norm_groups=8),
     "minimaxh3": minimax_h3.Config(None, 64, 3, 96, norm_groups=4),
     "mage": mage.Config(32, 48, 16, 16, 2, 2, 32, 1, 1, norm_groups=4),
+    "svd": svd.Config(None, WIDTHS, 4, 4, resnets=(1, 1), norm_groups=4),
 }
 #: Of some families with both halves.
 WHOLE = {"wan2.1": wan.Config(WIDTHS, WIDTHS), "flux": SMALL["flux"]}

@@ -17,6 +17,7 @@ from zerowaste_vae.engine.archs import (
     minimax_h3,
     mochi,
     seedvr2,
+    svd,
     wan,
 )
 from zerowaste_vae.engine.execution.core import Core
@@ -56,6 +57,7 @@ CONFIGS = {
     "hunyuanimage-refiner": hunyuan_refiner.Config(FIVE, FIVE[::-1], 16, norm_groups=8),
     "mage": SMALL["mage"],
     "minimaxh3": minimax_h3.Config((32, *WIDTHS, 32), 64, 2, 96),
+    "svd": svd.Config(WIDTHS, WIDTHS, 4, 4, resnets=(1, 1), norm_groups=4),
 }
 #: Steps that may be the last one.
 ENDS = Pixels, Moments, PatchPixels, LayerMoments

@@ -146,3 +146,20 @@ def test_pictures_have_four_axes(tmp_path, name):
         assert torch.equal(read_latent(tmp_path / name, shape[1], still=True), z[:, :, None])
     with pytest.raises(InputError, match="has 32 channels, not 16"):
         read_latent(tmp_path / name, 16, still=True)
+
+
+def test_a_batch_that_is_one_clip(tmp_path):
+    """ComfyUI's of Stable Video Diffusion, of as many frames as channels too; in our own files that is no answer."""
+    for count in (5, 4):
+        z = torch.rand(count, 4, 3, 2)
+        write_latent(tmp_path / "x.latent", z)
+        file = LatentFile(tmp_path / "x.latent", 4, joined=True)
+        assert file.shape == (1, 4, count, 3, 2) and torch.equal(file[0, :, 1:3], z[1:3].movedim(0, 1))
+        assert torch.equal(file.read(), z.movedim(0, 1)[None])
+    write_latent(tmp_path / "x.safetensors", z[:3])
+    assert torch.equal(read_latent(tmp_path / "x.safetensors", 4, joined=True), z[:3].movedim(0, 1)[None])
+    write_latent(tmp_path / "x.safetensors", z[None].transpose(1, 2))
+    assert torch.equal(read_latent(tmp_path / "x.safetensors", 4, joined=True), z.movedim(0, 1)[None])
+    write_latent(tmp_path / "x.safetensors", z)
+    with pytest.raises(InputError, match="save it with five axes"):
+        read_latent(tmp_path / "x.safetensors", 4, joined=True)
