@@ -43,7 +43,7 @@ def test_compare_shows_what_cores_tiles_cost(host_places, monkeypatch, tmp_path,
     bench = Bench(read_weights("ltx"), torch.device("cpu"), 1, 9)
     case = Case("decoder", "fp32", 9, 128, 96)
     vae = bench.load("fp32")
-    latent = bench.input(case, vae)
+    latent = case.input(vae)
     whole = vae.decode(latent)
     job = {"half": "decoder", "precision": "fp32", "device": "cpu", "runs": 1, "metadata": dict(bench.weights.metadata),
            "spatial": vae.spatial, "temporal": vae.temporal}  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,10 +46,10 @@ SERVERS = {
 }
 #: Those in which a second model takes the memory.
 CROWDED = ("as it comes", "dynamic VRAM off", "novram with 2 GB reserved")
-#: Locked by tests that fill the card: other processes may run this file with other servers.
+#: Other processes may run this file with other servers: a test that fills the card has this lock alone.
 FILLING = Path(tempfile.gettempdir()) / "zerowaste-vae-fills-the-card"
 GIB = 1 << 30
-#: 17 frames of 640x368 take 4.5 GB without a target; 161 take a second, so that a request to stop finds them running.
+#: 17 frames of 640x368 take 4 GB without a target; 161 take a second, so that a request to stop finds them running.
 LATENTS = {"z": (1, 16, 5, 46, 80), "long": (1, 16, 41, 46, 80), "small": (1, 16, 2, 8, 8)}
 
 
@@ -70,7 +71,12 @@ def server(request, tmp_path_factory, host_places, models):
         pytest.skip("needs a CUDA GPU")
     heavy, base = Path(__file__).with_name("heavy_pack"), tmp_path_factory.mktemp("gpu")
     wanted = SERVERS[request.param]
-    with running.serving(base, host_places, others=[heavy], device=wanted.arguments) as comfy:
+    with ExitStack() as stack:
+        card = stack.enter_context(FILLING.open("w"))
+        fcntl.flock(card, fcntl.LOCK_SH)
+        comfy = stack.enter_context(running.serving(base, host_places, others=[heavy], device=wanted.arguments))
+        fcntl.flock(card, fcntl.LOCK_UN)
+        stack.callback(fcntl.flock, card, fcntl.LOCK_SH)  # before it stops: the card is freer then
         for file in models.iterdir():
             (comfy.base / "models" / "vae" / file.name).symlink_to(file)
         for name, shape in LATENTS.items():
@@ -79,6 +85,15 @@ def server(request, tmp_path_factory, host_places, models):
             save_file(content, comfy.base / "input" / f"{name}.latent")
         comfy.name, comfy.wanted = request.param, wanted
         yield comfy
+
+
+@pytest.fixture(autouse=True)
+def card(request, server) -> Iterator[None]:
+    """The card, shared with tests of other processes, or alone."""
+    with FILLING.open("w") as file:
+        if server.name in CROWDED or "alone" not in request.fixturenames:
+            fcntl.flock(file, fcntl.LOCK_EX if "alone" in request.fixturenames else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture
@@ -90,13 +105,12 @@ def large(server):
 
 
 @pytest.fixture
-def alone(server) -> Iterator[object]:
-    """A server of CROWDED, on a card that no other test fills meanwhile."""
+def alone(server) -> Iterator[running.Comfy]:
+    """A server of CROWDED, on a card that no other test uses meanwhile; what fills the card goes behind it."""
     if server.name not in CROWDED:
         pytest.skip("the arguments say nothing of memory")
-    with FILLING.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield server
+    yield server
+    memory(server)
 
 
 def decoding(latent: str = "z", **widgets) -> dict:
@@ -185,6 +199,8 @@ def test_stopping_and_free_give_the_memory_back(large):
 def test_room_for_the_plans_peak_is_really_free_when_a_run_begins(alone):
     """Another model holds the memory, dynamically or not: as much of it goes as the plan's peak takes, and the frames
     are the same; then that model runs again, and so does ours."""
+    if "--novram" in alone.wanted.arguments:
+        pytest.skip("no model stays on the card")
     expected = frames(alone, decoding())
     for chunk in (1, 2):
         assert frames(alone, beside(6, 8, chunk=chunk)) == expected
@@ -192,11 +208,10 @@ def test_room_for_the_plans_peak_is_really_free_when_a_run_begins(alone):
         assert first["heavy"] > 3 * GIB and first["free"] < run["asked"]  # something has to go
         assert run["free"] + run["ours"] >= run["asked"] > 2 * GIB
         assert run["heavy"] < first["heavy"]
-    memory(alone)
 
 
 def test_room_that_is_reserved_stays_free(alone):
-    """On a card with 5 GB left a run takes 4.5; where 2 are reserved it makes do with less, and the frames are the
+    """On a card with 5 GB left a run takes 4; where 2 are reserved it makes do with less, and the frames are the
     same."""
     reserved = 2 if "--reserve-vram" in alone.wanted.arguments else 0
     expected = frames(alone, decoding())
@@ -204,5 +219,5 @@ def test_room_that_is_reserved_stays_free(alone):
     assert run.status == "success", run.error
     assert json.loads(run.outputs["look"]["text"][0]) == expected
     planned = run.outputs["decode"]["zerowaste"][0]["plan_facts"]["predicted_gb"]
-    assert (planned > 4) == (not reserved)
+    assert (planned > 3.6) == (not reserved)
     assert memory(alone)["least"] >= reserved * GIB

@@ -103,7 +103,8 @@ class LoadHeavy:
         others.clear()
         rooms.clear()
         mm.soft_empty_cache()
-        spare = torch.cuda.mem_get_info()[0] - free * GIB
+        # What the model holds still, it does not take once more.
+        spare = torch.cuda.mem_get_info()[0] + sum(model.loaded_size() for model in models.values()) - free * GIB
         if spare > 0:
             others.append(torch.empty(spare, dtype=torch.uint8, device="cuda"))
         if gib and gib not in models:
