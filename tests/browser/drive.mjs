@@ -274,8 +274,11 @@ const tasks = {
     fs.mkdirSync(path.dirname(file), { recursive: true });
     await page.screenshot({ path: file });
   },
-  async problems() {
-    return problems;
+  // Errors of the page since it was opened, or since they were forgotten.
+  async problems({ forget = false }) {
+    const found = problems;
+    if (forget) problems = [];
+    return found;
   },
 };
 

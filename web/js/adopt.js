@@ -101,9 +101,10 @@ async function adopt(nodes, decodes = [], more = () => 0, precision = undefined)
 
 // -- links -------------------------------------------------------------------------------------------------------------
 
-// Whoever takes output `slot`: { node, slot, reroute } or { border, reroute } where the link leaves a subgraph.
+// Whoever takes output `slot`: { link, node, slot, reroute } or { link, border, reroute } where it leaves a subgraph.
 function targets(node, slot) {
   return [...(node.outputs?.[slot]?.links ?? [])].map((id) => linkOf(node.graph, id)).filter(Boolean).map((link) => ({
+    link,
     node: leavesAt(link) ? null : node.graph.getNodeById(link.target_id),
     border: leavesAt(link) ? node.graph.outputs[link.target_slot] : null,
     slot: link.target_slot,
@@ -123,7 +124,17 @@ function connectInput(graph, link, node, slot) {
 
 function connectOutput(node, slot, target) {
   if (target.border) target.border.connect(node.outputs[slot], node);
+  else if (target.node?.comfyDynamic?.autogrow && linkOf(node.graph, target.link.id)) moveOrigin(target.link, node, slot);
   else if (target.node) node.connect(slot, target.node, target.slot, target.reroute);
+}
+
+// Such a node throws where its links are not all of one type, as in templates of ComfyUI: it need not know of the move.
+function moveOrigin(link, node, slot) {
+  const output = node.graph.getNodeById(link.origin_id)?.outputs?.[link.origin_slot];
+  if (output) output.links = (output.links ?? []).filter((id) => id !== link.id);
+  [link.origin_id, link.origin_slot] = [node.id, slot];
+  node.outputs[slot].links = [...(node.outputs[slot].links ?? []), link.id];
+  node.onConnectionsChange?.(window.LiteGraph.OUTPUT, slot, true, link, node.outputs[slot]);
 }
 
 // -- in place ----------------------------------------------------------------------------------------------------------
