@@ -21,7 +21,7 @@ from .execution.video import StreamVideo, TensorVideo
 from .face import Face, OldNames
 from .media import latent_note
 from .network.steps import UNKNOWN, Latents, Steps
-from .network.stream import frame_spans
+from .network.stream import spans_of
 from .planning.plan import Plan
 from .request import Request, check_dense, check_frame, check_latent, check_out, check_part, check_seed, check_video
 
@@ -251,7 +251,7 @@ class VideoVAE(Face, Core, OldNames):
 
     def _left_out(self, frames: int | None) -> None:
         """Record in the report how many frames at the end fill no latent."""
-        if frames and self.last_report is not None:
+        if frames and self.last_report is not None and not self.architecture.pairs:
             self.last_report.dropped = max(0, frames - self.frames(self.architecture.latents(frames)))
 
     def _moments(
@@ -358,7 +358,7 @@ class VideoVAE(Face, Core, OldNames):
         check_frame(self.model.encoder.program, *(n // self.architecture.spatial for n in x.shape[3:]))
         if self.architecture.own is not None:
             return self._moments(x.movedim(1, -1).cpu() * 0.5 + 0.5, Request(), Callbacks()).to(self.device)
-        parts = (x[:, :, a:b] for a, b in frame_spans(x.shape[2], chunk, self.temporal))
+        parts = (x[:, :, a:b] for a, b in spans_of(self.model.encoder.program, x.shape[2], chunk))
         with self._claimed() as vae, vae._scope():
             return torch.cat(list(vae._plain.moments(parts, Steps(chunk, frames), vae.device, no_check)), 2)
 

@@ -15,8 +15,8 @@ from .settings import DEFAULT_OVERLAP, FRAMES
 CATEGORY = "Zero-Waste VAE"
 #: The families whose VAEs the engine runs, for descriptions.
 MODELS = (
-    "SeedVR2, Wan, Qwen-Image, HunyuanVideo, HunyuanImage, Mage-Flow, LTX, MiniMax H3, Mochi, Cosmos, Flux, Z-Image, "
-    "SD3, SDXL, Stable Diffusion and Stable Video Diffusion"
+    "SeedVR2, Wan, Qwen-Image, HunyuanVideo, HunyuanImage, Mage-Flow, LTX, MiniMax H3, Mochi, Cosmos, CogVideoX, Flux, "
+    "Z-Image, SD3, SDXL, Stable Diffusion and Stable Video Diffusion"
 )
 #: Words that users search for when a decode is slow or does not fit.
 SEARCH = [

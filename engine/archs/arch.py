@@ -125,6 +125,9 @@ class Architecture:
     host: str = ""
     #: Files of this layout hold VAEs with different latents, which only their weights tell apart.
     several: bool = False
+    #: An even number of latents decodes to `temporal` frames of each, of the first one too, and all frames are encoded,
+    #: those that fill no latent with the first.
+    pairs: bool = False
     #: Turns the parameters of older files into those of the network.
     prepared: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     #: Parameters that stay in fp32 whatever the type of the others.
@@ -132,6 +135,8 @@ class Architecture:
 
     def frames(self, latents: int) -> int:
         """Return the frames that `latents` of a clip decode to."""
+        if self.pairs and latents % 2 == 0:
+            return self.temporal * latents
         return self.temporal * (latents - 1) + 1 if self.own is None else self.own.decoded(latents)
 
     def latents(self, frames: int) -> int:
@@ -140,6 +145,8 @@ class Architecture:
 
     def filled(self, frames: int) -> int:
         """Return the least number of frames, from this one on, whose latents decode to the same number."""
+        if self.pairs:
+            return frames if frames % (2 * self.temporal) == 1 else frames + -frames % (2 * self.temporal)
         return frames + -(frames - 1) % self.temporal if self.own is None else self.own.filled(frames)
 
     def completed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

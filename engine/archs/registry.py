@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from . import (
+    cogvideox,
     cosmos,
     hunyuan,
     hunyuan15,
@@ -29,7 +30,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     seedvr2.ARCHITECTURE, wan.WAN21, wan.WAN22, kl.SD, kl.FLUX, kl.FLUX2,
     ltx.ARCHITECTURE, ltx_diffusion.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE,
     hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, hunyuan_image.ARCHITECTURE, hunyuan_refiner.ARCHITECTURE,
-    minimax_h3.ARCHITECTURE, mage.ARCHITECTURE, svd.ARCHITECTURE,
+    minimax_h3.ARCHITECTURE, mage.ARCHITECTURE, svd.ARCHITECTURE, cogvideox.ARCHITECTURE,
 )  # fmt: skip
 #: The architecture of plans, benchmarks and reasons if no file is given.
 DEFAULT = ARCHITECTURES[0]
@@ -51,9 +52,6 @@ _NORM = "decoder.mid_block.resnets.0.norm1"
 # Families that are named in messages and read from files with shapes restored, but not run.
 _MOVQ = KeySet(
     "movq", ((f"{_NORM}.norm_layer.weight", f"{_NORM}.conv_y.weight"),), title="a VQ model (MoVQ, Kandinsky 2's)"
-)
-_COGVIDEOX = KeySet(
-    "cogvideox", ((f"{_NORM}.norm_layer.weight", f"{_NORM}.conv_y.conv.weight"),), title="CogVideoX's VAE"
 )
 _HUNYUAN15_DIFFUSERS = KeySet(
     "hunyuanvideo1.5-diffusers", ((f"{_NORM}.gamma", "decoder.mid_block.resnets.0.conv1.conv.weight"),),
@@ -100,7 +98,8 @@ _OTHERS = (
 KEY_SETS = (
     seedvr2.KEYS, minimax_h3.ARCHITECTURE.keys, mage.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys,
     ltx_diffusion.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys,
-    _COGVIDEOX, _MOVQ, hunyuan15.ARCHITECTURE.keys, _HUNYUAN15_DIFFUSERS, hunyuan.ARCHITECTURE.keys, hunyuan.DIFFUSERS,
+    cogvideox.ARCHITECTURE.keys, _MOVQ, hunyuan15.ARCHITECTURE.keys, _HUNYUAN15_DIFFUSERS, hunyuan.ARCHITECTURE.keys,
+    hunyuan.DIFFUSERS,
     cosmos.ARCHITECTURE.keys, _QWEN21, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
     svd.ARCHITECTURE.keys, svd.DIFFUSERS, hunyuan_image.ARCHITECTURE.keys, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
     kl.FLUX2.keys, kl.SD.keys, hunyuan_refiner.ARCHITECTURE.keys, kl.FLUX.keys, *_OTHERS,

@@ -74,8 +74,8 @@ def decode(network: FusedDecoder, z: Tensor, watch: Watch | None = None) -> Tens
         z: latents.
         watch: called with each convolution and its input.
     """
-    d, h, w, _ = z.shape
-    front, rest = network.plan_front(d, h, w, z.device), network.plan_tile(d, h, w, 1, z.device)
+    (d, h, w, _), frames = z.shape, network.piece or 1
+    front, rest = network.plan_front(d, h, w, z.device), network.plan_tile(d, h, w, frames, z.device)
     out: list[Tensor] = []
     front.watch = rest.watch = watch
     front.allocate()
@@ -83,7 +83,7 @@ def decode(network: FusedDecoder, z: Tensor, watch: Watch | None = None) -> Tens
     front.free()
     features = out.pop()
     rest.allocate()
-    network.tile_chunk(rest, features, 1, lambda x: out.append(2 * x - 1))
+    network.tile_chunk(rest, features, frames, lambda x: out.append(2 * x - 1))
     return torch.cat(out)
 
 
@@ -99,6 +99,7 @@ def encode(network: FusedEncoder, video: Tensor, watch: Watch | None = None) -> 
     count, height, width, _ = video.shape
     latents, out = (count - 1) // network.every + 1, []
     lead, frames = (0, 1) if network.chunks is None else (network.chunks[0], 0)
+    frames = 0 if network.piece else frames
     run = network.plan(latents, height, width, frames, video.device, clip=latents)
     run.watch = watch
     run.allocate()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ..network.steps import UNKNOWN, Latents, chunk_end, frames_of
+from ..network.steps import UNKNOWN, Latents, chunk_end, frame_at, frames_of
 from ..planning.plan import Plan
 from .guard import Guard, scoped
 from .passes import Clips, Cut, Emit, Half, Part, Pass, Span, Video
@@ -74,6 +74,9 @@ def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard,
     clips.begin(results)
 
     def cut(clip: int, origin: int, first: int, end: int) -> Tensor:
+        if half.program.piece:
+            at = functools.partial(frame_at, latents=length(), frames=video.count, rate=half.temporal)
+            return video.frames(clip, at(first), at(end))
         start = half.temporal * first if first == origin else frames_of(first, half.temporal)
         return video.frames(clip, start, frames_of(end, half.temporal))
 

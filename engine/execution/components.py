@@ -182,6 +182,8 @@ class PlainComponents:
         """Decode the network's latents [B, C, T, h, w]; yield per chunk its frames [B, 3, f, H, W], as `decode_frames`
         does."""
         half = self.there("decoder", device)
+        if half.program.piece:
+            steps = half.program.fixed(z.shape[2])
 
         def decoded(z: Tensor, noise: Callable[[int], Tensor] | None = None) -> Iterator[Iterator[Tensor]]:
             parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
@@ -200,5 +202,6 @@ class PlainComponents:
     ) -> Iterator[Tensor]:
         """Encode frame chunks [B, 3, f, H, W] in -1..1; yield moments [B, 2C, n, h, w] chunk by chunk."""
         half = self.there("encoder", device)
+        steps = Steps() if half.program.piece else steps
         parts = (part.to(device, half.input_type(self._dtype)) for part in video)
         return encode_moments(half, encode_features(half, parts, steps, check), check)

@@ -71,7 +71,8 @@ class FusedPass:
             yield
 
     def begins(self, first: int) -> tuple[int, ...]:
-        return self._begins(first)[self._steps]
+        begins = self._begins(first)
+        return begins[self._steps] or begins[:1]  # the tiles may have all the steps
 
     def _begins(self, first: int) -> tuple[int, ...]:
         program = self._clips.half.program

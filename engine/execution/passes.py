@@ -159,6 +159,9 @@ class Description(Protocol):
     #: All of a clip has to be available from the start.
     gathers: bool
 
+    #: Results that belong together, as `Program.piece`.
+    piece: int
+
     #: Steps begin with multiples of so many latents.
     cycle: int
 

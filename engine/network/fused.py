@@ -51,9 +51,9 @@ class Fused:
         self.begins, self.staged = program.begins, program.staged
         self.dtype, self.style, self.takes = dtype, program.style, program.takes
         #: gathers: the steps that see whole frames see whole clips. chunks: latents of a clip's first chunk and of
-        #: later ones, if these are fixed.
-        self.gathers, self.chunks = program.gathers, program.chunk
-        operands = operands or Operands(dtype, winograd=options.winograd)
+        #: later ones, if these are fixed. piece: as `Program.piece`.
+        self.gathers, self.chunks, self.piece = program.gathers, program.chunk, program.piece
+        operands = operands or Operands(dtype, winograd=options.winograd and program.planes)
         part = half.part if device is None else lambda name: lent(device, half.part(name))[0]
         links = iter(pack_chain(program.steps, part, operands, options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
@@ -65,8 +65,8 @@ class Fused:
     def begin(self, device: torch.device, parking: Parking | None) -> ExecutionContext:
         """Return a dry ExecutionContext positioned after the clip's start, where each latent stands for as many frames
         as it can."""
-        style = self.style
-        run = ExecutionContext(self.dtype, device, parking, style.head, style.border, style.still, style.after)
+        how = (getattr(self.style, name) for name in ("head", "border", "still", "after", "forgets"))
+        run = ExecutionContext(self.dtype, device, parking, *how)
         names = (link.step.name for stage in self.stages for link in stage)
         run.done.update({**dict.fromkeys(names, 1), "latents": 1, "frames": 1})
         return run
@@ -97,6 +97,8 @@ class Fused:
 
     def _going(self, run: ExecutionContext) -> int:
         """Count the steps that take part in the next chunk: in a part of a clip, later steps begin later."""
+        if not self.staged:
+            return len(self._rates) - 1
         at, links = run.done["latents"], itertools.chain(*self.stages)
         waits = (run.done[link.step.name] > frames_of(at, r) for link, r in zip(links, self._rates, strict=False))
         return next((i for i, wait in enumerate(waits) if wait), len(self._rates) - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,10 +54,13 @@ def packed_conv(
 
 
 def norm_of(norm: nn.Module) -> Norm:
-    """Pack a norm over groups of channels, over all channels of a position, or an activation without a norm."""
+    """Pack a norm over groups of channels, conditioned or not, or over all channels of a position, or an activation
+    without a norm."""
     if isinstance(norm, nn.GroupNorm):
         several = getattr(norm, "chunk", None) is not None
         return Norm("group", norm.weight.float(), norm.bias.float(), norm.num_groups, norm.eps, several)
+    if hasattr(norm, "condition"):
+        return replace(norm_of(norm.norm_layer), condition=norm.condition())
     if not hasattr(norm, "gamma"):
         return Norm("rms", eps=norm.eps) if hasattr(norm, "eps") else Norm("none")
     return Norm("l2", norm.gamma.flatten().float(), eps=norm.eps)

@@ -124,9 +124,22 @@ class Half(nn.Module):
             yield self.high(x, state)
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
+        if self.program.piece and state is None:
+            return self._in_pieces(x)
         if self.program.half == "encoder" and state is None:
             x = x[:, :, : self.program.whole_frames(x.shape[2])]
         return self.run(self.program.steps, x, state)
+
+
+    def _in_pieces(self, x: Tensor) -> Tensor:
+        """Execute the Program on a whole clip, in the pieces that are part of the model."""
+        state = State()
+        if self.program.half == "encoder":
+            parts = [self.run(self.program.steps, x[:, :, a:b], state) for a, b in self.program.spans(x.shape[2])]
+        else:
+            features = self.between(self.low(x, state), state)
+            parts = [self.high(part, state) for part in features.split(self.program.piece, 2)]
+        return torch.cat(parts, 2)
 
 
 def _nothing(steps: Sequence[Step], x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from .state import State
+from .steps import Steps, frame_at
 from .values import CAUSAL, Size, Style, Taps, Work
 
 if TYPE_CHECKING:
@@ -167,11 +168,17 @@ class Program:
     #: Channels of the input: of a latent, or of a picture.
     takes: int
     style: Style = CAUSAL
+    #: Results that the norms take together, if that is part of the model: frames of a decoder, counted from the clip's
+    #: start, after steps up to the last change of the frame rate that see the whole clip; latents of an encoder,
+    #: counted from the clip's end, so that its first piece may be shorter. 0: any number.
+    piece: int = 0
 
     @classmethod
-    def of(cls, half: Literal["encoder", "decoder"], takes: int, *items: Step | Mark, **style: Any) -> Program:
+    def of(
+        cls, half: Literal["encoder", "decoder"], takes: int, *items: Step | Mark, piece: int = 0, **style: Any
+    ) -> Program:
         """Return a Program; `style` has the fields of Style that differ from the default."""
-        return cls(half, items, takes, Style(**style))
+        return cls(half, items, takes, Style(**style), piece)
 
     @functools.cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -224,6 +231,11 @@ class Program:
         return any(s.scales for s in self.every())
 
     @property
+    def planes(self) -> bool:
+        """Return whether convolutions may read planes, those of Winograd form: conditioned norms do not write them."""
+        return not any(getattr(getattr(s, "norm", None), "conditioned", False) for s in self.every())
+
+    @property
     def noisy(self) -> bool:
         """Return whether a step begins with noise of the clip's frames."""
         return any(s.noisy for s in self.steps)
@@ -259,7 +271,24 @@ class Program:
     @property
     def unstreamed(self) -> bool:
         """Return whether results need all of a clip first, so that memory depends on its length."""
-        return self.gathers or self.waits
+        return self.gathers or self.waits or self.piece > 0
+
+    def fixed(self, latents: int) -> Steps | None:
+        """Return the steps that a clip of so many latents has to take; None if they are free. Eager execution is bound
+        only by `piece`."""
+        if self.piece and self.half == "decoder":
+            return Steps(latents, self.piece)
+        chunk = (latents % self.piece, self.piece) if self.piece else self.chunk
+        if chunk is None:
+            return None
+        together = min(chunk[1], latents)
+        return Steps(together, max(self.rates[0], self.rates[-1]) * together, chunk[0] if chunk[0] < together else 0)
+
+    def spans(self, count: int) -> list[tuple[int, int]]:
+        """Return (first, end) of the frames of an encoder's pieces, which together are all `count` frames."""
+        latents = -(-count // self.rates[0])
+        return [(frame_at(a, latents, count, self.rates[0]), frame_at(b, latents, count, self.rates[0]))
+                for a, b in self.fixed(latents).spans(latents)]  # fmt: skip
 
     def whole_frames(self, count: int) -> int:
         """Return how many of `count` frames fill whole latents: trailing ones are not read."""
@@ -280,7 +309,7 @@ class Program:
     def reach(self) -> tuple[Fraction | float, Fraction | float]:
         """Return the receptive field in time: the frames before and after its own that a result may depend on, at the
         input's rate. Infinite where it may depend on all of them."""
-        if any(s.late for s in self.every()):  # chunks of frames are counted from the clip's start
+        if self.piece or any(s.late for s in self.every()):  # chunks of frames are counted from the clip's start
             return math.inf, math.inf
         before, after, rate = Fraction(0), Fraction(0), Fraction(1)
         for step in self.steps:
@@ -295,7 +324,7 @@ class Program:
     def staged(self) -> bool:
         """Return whether every step gives each chunk's results with that chunk, so that steps may begin at different
         latents."""
-        return not (self.late or self.waits or self.gathers or self.style.single)
+        return not (self.late or self.waits or self.gathers or self.style.single or self.piece)
 
     def begins(self, first: int) -> tuple[int, ...]:
         """Return, for each step, the latent from which it has to see a clip so that results from `first` on equal those

@@ -50,6 +50,11 @@ def frames_of(latents: int, rate: int) -> int:
     return max(0, rate * (latents - 1) + 1)
 
 
+def frame_at(latent: int, latents: int, frames: int, rate: int) -> int:
+    """Return the first frame of a latent where `frames` become `latents`, all but the first of `rate` frames each."""
+    return frames - rate * (latents - latent) if latent else 0
+
+
 def latent_of(frame: int, rate: int) -> int:
     """Return the latent that a frame of a clip belongs to."""
     return -(-frame // rate)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .plain import Half
+from .program import Program
 from .state import Place, State
 from .steps import Steps
 
@@ -130,3 +131,8 @@ def frame_spans(frames: int, latents: int, temporal: int) -> list[tuple[int, int
     edges = [*range(0, count, latents or count), count]
     first = [0 if e == 0 else (e - 1) * temporal + 1 for e in edges]
     return list(itertools.pairwise(first))
+
+
+def spans_of(program: Program, frames: int, latents: int) -> list[tuple[int, int]]:
+    """Return the frame ranges of an encoder's chunks of `latents`: its own pieces where it has such."""
+    return program.spans(frames) if program.piece else frame_spans(frames, latents, program.rates[0])

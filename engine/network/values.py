@@ -42,13 +42,15 @@ class Style:
     the padding around a frame. after: frames that a convolution with kernel_t = 3 looks ahead; the clip is followed by
     copies of its last frame, or zeros if `head` is zero. taps: kernel_t of 3x3 convolutions; 1: frames are independent,
     and any number of pictures make a clip. single: eager execution takes one frame at a time, so that no bit depends on
-    their number."""
+    their number. forgets: a convolution whose first call of a clip has a single frame keeps no history of it; the next
+    call begins anew."""
 
     head: Head = "replicate"
     border: Border = "zero"
     after: int = 0
     taps: Literal[1, 3] = 3
     single: bool = False
+    forgets: bool = False
 
     @property
     def still(self) -> bool:

@@ -71,7 +71,8 @@ class FusedWalk:
 
     def operands(self, half: str) -> Operands:
         """Return the operands that the component is packed for."""
-        return Operands(self.dtype, self._policies.get(half, EXACT), winograd=self.options.winograd)
+        winograd = self.options.winograd and self._programs[half].planes
+        return Operands(self.dtype, self._policies.get(half, EXACT), winograd=winograd)
 
     def in_8_bit(self, half: str) -> bool:
         """Check if at least some convolutions of the component are in 8 bit."""

@@ -193,6 +193,8 @@ def _walk(
 
 def _decode(network: FusedDecoder, run: ExecutionContext, parts: list[Tensor], output: torch.dtype) -> None:
     run.allocate()
+    if network.piece:
+        parts = parts[:1]
     if network.gathers:
         network.gather(run, torch.cat(parts))
         parts = list(run.gathered.chunk(len(parts)))

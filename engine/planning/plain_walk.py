@@ -19,7 +19,7 @@ from ..network.plain import Half
 from ..network.program import TILES, Program, Step
 from ..network.state import State
 from ..network.steps import Steps
-from ..network.stream import decode_features, decode_frames, encode_features, encode_moments, frame_spans, split
+from ..network.stream import decode_features, decode_frames, encode_features, encode_moments, spans_of, split
 from ..runtime.pixels import to_network
 from ..runtime.scope import attention_scope
 from ..system.devices import allocator, keeps_blocks
@@ -271,7 +271,8 @@ class PlainWalk:
         rows, cols = (self._spatial * n + r for n, r in zip(size, rest, strict=True))
         meta, encoder = torch.device("meta"), self._model.encoder
         colours, dtype = encoder.program.takes, encoder.input_type(self._dtype)
-        for a, b in frame_spans(self._temporal * (latents - 1) + 1, steps.latents, self._temporal):
+        frames = self._temporal * latents if encoder.program.piece else self._temporal * (latents - 1) + 1
+        for a, b in spans_of(encoder.program, frames, steps.latents):
             yield to_network(torch.empty(1, b - a, rows, cols, colours, device=meta), meta, dtype)
 
 

@@ -92,10 +92,12 @@ class Planner:
             return self._own_tiles(ask, request, limits)
         if request.native_blend != DEFAULT.native_blend:
             raise InputError("native_blend is for VAEs that tile themselves (MiniMax H3): leave it out")
-        chunk, chunks = request.chunk, self._chunks(half)
+        chunk, chunks = request.chunk, self._program(half).chunk
         if chunk and chunks is not None and chunk != chunks[1] and self._fused() and self.walk.why_not(half) is None:
             together = "all of a clip's latents" if self._program(half).waits else f"{chunks[1]} latents at a time"
             log.once(f"chunk={chunk} is not used: this network's norms take {together} together")
+        if chunk and self._program(half).piece:
+            log.once(f"chunk={chunk} is not used: the pieces that this network takes a clip in are part of the model")
         if request.tiling == "blended":
             return self._blended(ask, request.tile, request.overlap, limits.target)
         if request.tiling == "auto":
@@ -273,6 +275,8 @@ class Planner:
             yield Plan(some, tiles, self._plain_peak(ask, tiles, some))
 
     def _plain_steps(self, ask: Ask) -> Iterator[Steps]:
+        if self._program(ask.half).piece:
+            return iter((self._step(ask, 1, 1),))
         single = self.walk.single(ask.half)  # frames then run one by one, whatever the frames per step
         return itertools.islice(plain_steps(ask.latents, ask.chunk or int(single)), 1 if single else None)
 
@@ -281,14 +285,12 @@ class Planner:
         frames = self.walk.frames_per_step(ask.half, self.spatial * rows, self.spatial * cols)
         while frames:
             yield self._step(ask, -(-frames // self._temporal), frames)
-            frames //= 2
+            frames = 0 if self._program(ask.half).piece else frames // 2
 
     def _step(self, ask: Ask, latents: int, frames: int) -> Steps:
-        chunks = self._chunks(ask.half)
-        if chunks is not None:
-            lead, latents = chunks
-            latents = min(latents, ask.latents)
-            return Steps(latents, self._temporal * latents, lead if lead < latents else 0)
+        fixed = self._program(ask.half).fixed(ask.latents)
+        if fixed is not None:
+            return fixed
         latents = min(ask.chunk or min(latents, MAX_LATENTS), ask.latents)
         if self._temporal == 1:  # pictures of a chunk stay together to the end
             return Steps(latents, 0)
@@ -296,10 +298,6 @@ class Planner:
 
     def _program(self, half: str) -> Program:
         return getattr(self._model, half).program
-
-    def _chunks(self, half: str) -> tuple[int, int] | None:
-        """Return the latents of a clip's first chunk and of the others, where the network fixes them; else None."""
-        return self._program(half).chunk
 
     def _fused_plan(self, ask: Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
         sizes = self._sizes(ask, tiles, steps, parking)

@@ -242,6 +242,15 @@ class ExecutionContext(Memory):
             geometry: of the convolution.
             behind: bands that are written before the first is yielded. With 1, x's rows of a band are free by then.
         """
+        first = self.done[conv.key]
+        with self.arena.scope():
+            yield from self._inputs(conv, x, self.conditioned(norm, x.shape[3], first), coefs, rows, geometry, behind)
+        if self.forgets and not (first or self.dry) and len(x) == 1 and conv.history:
+            self.forget(conv.key)
+
+    def _inputs(
+        self, conv: Conv, x: Tensor, norm: Norm, coefs: Tensor | None, rows: int, geometry: Geometry, behind: int
+    ) -> Iterator[Input]:
         d, h, w, c = x.shape
         starts = self.done[conv.key] == 0
         if conv.history:

@@ -140,6 +140,10 @@ class History:
         first = self.bands[0]
         return (self.plane[0] - self.bands[-1].top + (first.bottom - first.top) * (near - 1)) * self.row_bytes
 
+    def forget(self) -> None:
+        """Begin anew: the next pass finds nothing."""
+        self.started, self.same, self.oldest = False, False, 0
+
     def allocate(self, near: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
         """Take the stretches from the beginning of the two blocks; return the rest of the blocks."""
         self.stretches = []

@@ -6,13 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..kernels.conv3d import Geometry, Weight
+from ..kernels.norm_act import Norm
 from .arena import ALIGN, Arena
 from .delay import Delay
 from .parking import Parked, Parking
@@ -60,15 +61,16 @@ class Memory:
     dtype: type of activations. head: input of convolutions before a clip, its first frame ("replicate") or zeros
     ("zero"). border: their input around a frame, its edge ("replicate"), the pixels mirrored at the edge ("reflect"),
     or zeros. still: there is no history, every frame is a picture of its own. after: convolutions in time look a frame
-    ahead (1) or not (0)."""
+    ahead (1) or not (0). forgets: a convolution whose first input of a clip is a single frame keeps no history of
+    it."""
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device, parking: Parking | None = None, head: str = "replicate",
-        border: str = "zero", still: bool = False, after: int = 0,
+        border: str = "zero", still: bool = False, after: int = 0, forgets: bool = False,
     ) -> None:  # fmt: skip
         self.dtype = dtype
         self.device = device
-        self.head, self.border, self.still, self.after = head, border, still, after
+        self.head, self.border, self.still, self.after, self.forgets = head, border, still, after, forgets
         #: Residual streams that wait for convolutions which look ahead, by the key of the last one.
         self.delays: dict[str, Delay] = {}
         #: The clip is over: convolutions that look ahead get the frame that follows it, one after the other, as long as
@@ -102,6 +104,8 @@ class Memory:
         #: 0, and NaN from the clip's first value on that is not finite, wherever it arises: norms and the input of
         #: resampling report it, before 8 bit turns it into a number. float32 [] on the device, from `allocate` on.
         self.health: Tensor | None = None
+        #: The clip's latents [T, h, w, C], if norms see them.
+        self.latents: Tensor | None = None
         #: A whole clip's features [T, h, w, C], if the network gathers them; None if it does not, or in a dry run.
         self.gathered: Tensor | None = None
         self._gathers: tuple[int, ...] = ()
@@ -173,7 +177,7 @@ class Memory:
         self.arena.free()
         for holder in (*self.rings.values(), *self.delays.values()):
             holder.data = None
-        self._reserve = self.health = self.gathered = None
+        self._reserve = self.health = self.gathered = self.latents = None
         self.between = False
 
     def restart(self) -> None:
@@ -235,6 +239,19 @@ class Memory:
         """Keep the memory, except what only a current run needs: `recover` and a new `relieve` make it ready again."""
         self._reserve = None
         self.relieve = _nothing
+
+    def conditioned(self, norm: Norm, channels: int, first: int) -> Norm:
+        """Return a norm of `channels` with what it takes of the clip's latents from frame `first` on."""
+        if norm.condition is None:
+            return norm
+        table = self.arena.take((math.prod(self.latents.shape[1:3]), 2 * channels), torch.float32)
+        return replace(norm, condition=replace(norm.condition, latents=self.latents, first=first, table=table))
+
+    def forget(self, key: str) -> None:
+        """Let the next call of a convolution begin its clip."""
+        self.done[key] = 0
+        for holder in [holder for holder, held in self.holders() if held == key]:
+            holder.forget(key)
 
     def rewind(self) -> None:
         """Move the histories, between chunks, back to the slots that the clip's first chunk used."""

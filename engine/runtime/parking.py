@@ -160,11 +160,14 @@ class Parked:
         for history in self._histories.values():
             history.stretches = []
 
+    def forget(self, key: str) -> None:
+        """Let the next pass of `key` begin its history anew."""
+        self._histories[key].forget()
+
     def wait(self) -> None:
         """Wait until all copies are done."""
-        for stream in (self._in, self._out):
-            if stream is not None:
-                stream.synchronize()
+        for stream in filter(None, (self._in, self._out)):
+            stream.synchronize()
 
     def restart(self) -> None:
         """Forget the clip."""
@@ -179,7 +182,7 @@ class Parked:
         self.coming.clear()
         self.ends = False
         for history in self._histories.values():
-            history.started, history.same, history.oldest = False, False, 0
+            history.forget()
 
     def _forget(self) -> None:
         #: Buffers fetched or to be fetched, in the order of their turns; entered; and left, whose memory still has to

@@ -131,6 +131,10 @@ class Ring:
         for slot, frame in zip(self.history(key), frames, strict=True):
             slot.rows.copy_(frame)
 
+    def forget(self, key: str) -> None:
+        """Let the next call of `key` begin its history anew."""
+        self._started.discard(key)
+
     def rewind(self) -> None:
         """Move the histories, between passes, to where a clip's first pass looks for them, which begins at slot 0.
 

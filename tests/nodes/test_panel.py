@@ -184,7 +184,7 @@ def test_published_files_of_other_sizes_are_planned_with_their_own():
         "", "never loaded", "stage_a.safetensors", "taew2_1.safetensors", "lighttaew2_2.pth",
         "qwen_image_2.1_vae_bf16.safetensors", "Qwen-Image-2.1-VAE.safetensors", "LTX2.5_audio_vae_conv.safetensors",
         "ltx-2.3-audio-vae.safetensors", "minimax_h3_audio_vae.safetensors", "svd_xt.safetensors",
-        "cogvideox_vae.safetensors", "mage_flow_vae_bf16.safetensors",
+        "mage_flow_vae_bf16.safetensors",
     ],
 )  # fmt: skip
 def test_there_is_no_plan_for_what_nobody_knows(name):

@@ -127,6 +127,15 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     if norm.kind == "group" and coefs is None:
         coefs = coefficients(statistics(x, norm.groups, backend), norm, h * w, backend, health)
     here = _kernels(x, backend)
+    if norm.condition is not None:
+        if planes or store.border != "zero" or x.stride(3) != 1:
+            raise ValueError("a conditioned norm takes unit channel strides and writes plain frames beside zeros")
+        for a, b, latent in norm.condition.runs(d):
+            affine, at = norm.condition.affine(latent), (slot + a) % buffer.shape[0]
+            if health is not None and buffer.dtype in QUANT_MAX:  # which hides what is not finite
+                health.add_(affine.sum(), alpha=0.0)
+            _conditioned(x[a:b], norm, affine, coefs[a:b], store, buffer, at, border, first, here)
+        return
     if here is None:
         coefs = coefs if norm.kind == "group" else None
         reference.norm_act(x, norm, coefs, store, buffer, slot, border, first, health)
@@ -164,3 +173,26 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         launcher("norm_act.norm_act_kernel", here)[(-(-(rows * columns) // block), d)](
             *arguments, limit, **constants, BORDER=border, BP=block, num_warps=WARPS
         )
+
+
+def _conditioned(x: Tensor, norm: Norm, affine: Tensor, coefs: Tensor, store: Store, buffer: Tensor, slot: int,
+                 border: int, first: int, here: Target | None) -> None:  # fmt: skip
+    """Write frames that take one latent; affine: its [h, w, 2C]."""
+    d, h, w, c = x.shape
+    rows, columns, co = buffer.shape[-3:]
+    each = h // affine.shape[0]
+    if (each * affine.shape[0], each * affine.shape[1]) != (h, w):
+        raise ValueError(f"frames of {h}x{w} are no multiple of latents of {affine.shape[0]}x{affine.shape[1]}")
+    if here is None:
+        reference.norm_act(x, norm, coefs, store, buffer, slot, border, first, affine=affine)
+        return
+    wide, (unit, strides), eighth = _power_of_two(co), _strides(x), buffer.dtype in QUANT_MAX
+    block = positions(wide)
+    with on_device(x):
+        launcher("norm_act.conditioned_kernel", here)[(-(-(rows * columns) // block), d)](
+            x, coefs, affine, coefs if store.gain is None else store.gain, buffer, buffer.shape[0], slot, h, w, first,
+            rows, *strides, each, affine.shape[1], 1.0 / store.scale if eighth else 1.0,
+            QUANT_MAX.get(buffer.dtype, 0.0), C=c, CO=co, CP=wide, GAINS=store.gain is not None, SILU=store.silu,
+            CLAMP=eighth, ROUND=buffer.dtype == torch.int8, UNIT=unit, FAST=not (interpreted() and x.is_cpu),
+            BORDER=border, BP=block, num_warps=WARPS,
+        )  # fmt: skip

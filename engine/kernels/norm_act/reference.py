@@ -74,9 +74,10 @@ def _inside(first: int, end: int, size: int, border: str, device: torch.device) 
 
 def norm_act(
     x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, buffer: Tensor, slot: int, border: int, first: int,
-    health: Tensor | None = None,
+    health: Tensor | None = None, affine: Tensor | None = None,
 ) -> None:
-    """Do the same as dispatch.norm_act, frame by frame so that the fp32 copies stay small."""
+    """Do the same as dispatch.norm_act, frame by frame so that the fp32 copies stay small. affine: [h, w, 2C] of a
+    conditioned norm, for all frames."""
     c, w = x.shape[3], x.shape[2]
     rows, planes = buffer.shape[-3], buffer.dim() == 5
     beyond = w % 2 * planes  # a column that no output reads
@@ -88,6 +89,9 @@ def norm_act(
         source = [_inside(a, b, n, store.border, x.device)
                   for a, b, n in ((low, high, x.shape[1]), (-border, w + border + beyond, w))]  # fmt: skip
     else:
+        if affine is not None:
+            each = x.shape[1] // affine.shape[0]
+            affine = affine.repeat_interleave(each, 0)[low + above : high - below].repeat_interleave(each, 1)
         x = x[:, low + above : high - below]
     fmt = quantiser(buffer.dtype, store.scale) if buffer.dtype in QUANT_MAX else None
     for values in (norm.weight, norm.bias, store.gain):
@@ -98,6 +102,7 @@ def norm_act(
             note(health, x[d] if norm.kind == "none" else x[d].float().square())
         frame = x[d : d + 1] if source is None else x[d : d + 1, source[0]][:, :, source[1]]
         y = apply(frame, norm, None if coefs is None else coefs[d : d + 1])
+        y = y if affine is None else torch.addcmul(affine[..., c:], y, affine[..., :c])
         y = F.silu(y) if store.silu else y
         y = y if store.gain is None else y * store.gain
         if source is None:

@@ -34,6 +34,7 @@ SOURCES = {
     "mixing.mixed_kernel": "mixing.triton",
     "neighbourhood.neighbourhood_kernel": "neighbourhood.triton",
     "norm_act.coefficients_kernel": "norm_act.triton",
+    "norm_act.conditioned_kernel": "norm_act.conditioned",
     "norm_act.norm_act_kernel": "norm_act.triton",
     "norm_act.planes_kernel": "norm_act.planes",
     "norm_act.statistics_kernel": "norm_act.triton",

@@ -46,7 +46,7 @@ class ClipConv(nn.Conv3d):
     A clip starts with copies of its first frame, as many zero frames, or nothing (`head`); if the convolution looks
     ahead, the clip ends with copies of its last frame, or with zero frames if it starts with those. Later calls
     continue from the frames left in the State: everything after the last full step, so strides and late frames work
-    with any chunking. A call may have no result yet.
+    with any chunking. A call may have no result yet. forgets: a first call of a single frame leaves nothing behind.
     """
 
     def __init__(
@@ -59,10 +59,11 @@ class ClipConv(nn.Conv3d):
         head: Literal["replicate", "zero", "none"] = "replicate",
         border: Border = "zero",
         after: int = 0,
+        forgets: bool = False,
     ) -> None:
         pad = kernel[1] // 2 if padding is None else padding
         super().__init__(c_in, c_out, kernel, stride, (0, pad, pad) if border == "zero" else (0, 0, 0))
-        self.head, self.border, self.after = head, border, after
+        self.head, self.border, self.after, self.forgets = head, border, after, forgets
         self.edges = 0 if border == "zero" else pad
         self.key = ""
 
@@ -92,11 +93,12 @@ class ClipConv(nn.Conv3d):
         elif history is None and self.head != "none":
             history = x[:, :, :1] if self.head == "replicate" else torch.zeros_like(x[:, :, :1])
             history = history.expand(-1, -1, kt - 1 - self.after, -1, -1)
+        forgets = self.forgets and x.shape[2] == 1 and self.starts(state)
         x = x if history is None else torch.cat((history.to(x), x), 2)
         if self.after and (state is None or state.ending):
             last = torch.zeros_like(x[:, :, -1:]) if self.head == "zero" else x[:, :, -1:]
             x = torch.cat((x, last.expand(-1, -1, self.after, -1, -1)), 2)
-        if state is not None:
+        if state is not None and not forgets:
             used = max((x.shape[2] - kt) // step + 1, 0) * step
             state.keep(self.key, x[:, :, used:])
         return x
@@ -151,7 +153,7 @@ def styled(c_in: int, c_out: int, style: Style) -> ClipConv | FrameConv:
     """Return a 3x3x3 or 1x3x3 convolution in the style of the Program."""
     if style.still:
         return FrameConv(c_in, c_out, 3, padding=1)
-    return ClipConv(c_in, c_out, head=style.head, border=style.border, after=style.after)
+    return ClipConv(c_in, c_out, head=style.head, border=style.border, after=style.after, forgets=style.forgets)
 
 
 def pointwise(c_in: int, c_out: int, style: Style) -> ClipConv | FrameConv:

@@ -28,19 +28,21 @@ class Downsample(OneConv):
 
     reflected: (3,3,3) in any case, and the padding repeats the row and column before the last ones.
 
+    flat: files hold the (1,3,3) convolution as one of pictures.
+
     centred: (3,3,3) in any case, with the borders of other convolutions; in time a clip's first frame counts twice, so
     that all later ones are read in pairs with the one before.
     """
 
     def __init__(
         self, channels: int, temporal: bool, style: Style = CAUSAL, centred: bool = False, conv: str = "conv",
-        reflected: bool = False,
+        reflected: bool = False, flat: bool = False,
     ) -> None:  # fmt: skip
         kernel = (3 if temporal or centred or reflected else 1, 3, 3)
         stride = (2 if temporal else 1, 2, 2)
         around = {"border": style.border} if centred else {"padding": 0}
         super().__init__(
-            conv, FrameConv(channels, channels, 3, stride=2) if style.still
+            conv, FrameConv(channels, channels, 3, stride=2) if style.still or flat
             else ClipConv(channels, channels, kernel, stride, head=style.head, **around),
         )  # fmt: skip
         self.temporal, self.centred, self.reflected = temporal, centred, reflected
@@ -56,7 +58,7 @@ class Downsample(OneConv):
 
 @dataclass(frozen=True)
 class StridedDown(Resampling):
-    """Downsampling step. centred, reflected: as for Downsample. conv: the convolution's name within the step."""
+    """Downsampling step. centred, reflected, flat: as for Downsample. conv: the convolution's name within the step."""
 
     name: str
     width: int
@@ -64,10 +66,12 @@ class StridedDown(Resampling):
     centred: bool = False
     conv: str = "conv"
     reflected: bool = False
+    flat: bool = False
     space = (1, 2)
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {self.name: Downsample(self.width, self.temporal, style, self.centred, self.conv, self.reflected)}
+        how = self.centred, self.conv, self.reflected, self.flat
+        return {self.name: Downsample(self.width, self.temporal, style, *how)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
         return conv_of(part(self.name).convolution, operands, normed=False)

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from ..program import Step
 from ..state import State
 
-#: Frames of a clip's first chunk and of all later ones over which statistics are taken, or "clip": all frames.
-Chunk = tuple[int, int] | Literal["clip"]
+#: Frames of a clip's first chunk and of all later ones over which statistics are taken; or "clip": all frames, or
+#: "piece": those of a call, in Programs that fix them.
+Chunk = tuple[int, int] | Literal["clip", "piece"]
 
 
 class GroupNormAct(nn.GroupNorm):
     """GroupNorm over (channels of the group, H, W) of each frame, then SiLU unless `act` is off.
 
     chunk: statistics span several frames instead. A chunk is returned when it is complete, or when the clip ends;
-    "clip" is for steps that see all of it at once.
+    "clip" is for steps that see all of it at once, "piece" for those that see a whole piece at once.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class GroupNormAct(nn.GroupNorm):
             self.key = ""  # of the frames that wait in the State
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
-        if self.chunk == "clip":
+        if self.chunk in ("clip", "piece"):
             return self._activated(super().forward(x))
         if self.chunk is not None:
             return self._by_chunks(x, state)

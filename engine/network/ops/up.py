@@ -293,7 +293,7 @@ class NearestUp(Resampling, Layered, Between):
         run.buffered(space, buffer, inside, out, out if add else None)
 
     def why_not_fused(self, style: Style) -> str | None:
-        fits = style.still or style.head == "zero"
+        fits = style.still or style.head == "zero" or not self.temporal
         if fits and style.border == "zero":
             return None
         return "its frames are doubled behind and beside zeros, other convolutions are not"

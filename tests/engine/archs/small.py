@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zerowaste_vae.engine.archs import (
     ARCHITECTURES,
+    cogvideox,
     cosmos,
     hunyuan,
     hunyuan15,
@@ -47,6 +48,7 @@ SMALL = {
     "hunyuanvideo1.5": hunyuan15.Config(None, (32,) * 5, 16),
     "hunyuanimage": hunyuan_image.Config(None, (32,) * 6, 16, norm_groups=8),
     "hunyuanimage-refiner": hunyuan_refiner.Config(None, (32,) * 5, 16, norm_groups=8),
+    "cogvideox": cogvideox.Config(None, WIDTHS, 4, 1, norm_groups=4),
     "minimaxh3": minimax_h3.Config(None, 64, 3, 96, norm_groups=4),
     "mage": mage.Config(32, 48, 16, 16, 2, 2, 32, 1, 1, norm_groups=4),
     "svd": svd.Config(None, WIDTHS, 4, 4, resnets=(1, 1), norm_groups=4),

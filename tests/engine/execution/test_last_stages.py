@@ -7,6 +7,7 @@ import pytest
 import torch
 from zerowaste_vae.engine.archs import (
     ARCHITECTURES,
+    cogvideox,
     cosmos,
     hunyuan,
     hunyuan15,
@@ -55,6 +56,7 @@ CONFIGS = {
     "hunyuanvideo1.5": hunyuan15.Config(FIVE, FIVE[::-1], 16),
     "hunyuanimage": hunyuan_image.Config((*FIVE, 32), (*FIVE[::-1], 32), 16, norm_groups=8),
     "hunyuanimage-refiner": hunyuan_refiner.Config(FIVE, FIVE[::-1], 16, norm_groups=8),
+    "cogvideox": cogvideox.Config(WIDTHS, WIDTHS, layers=1),
     "mage": SMALL["mage"],
     "minimaxh3": minimax_h3.Config((32, *WIDTHS, 32), 64, 2, 96),
     "svd": svd.Config(WIDTHS, WIDTHS, 4, 4, resnets=(1, 1), norm_groups=4),

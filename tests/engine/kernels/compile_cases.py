@@ -23,7 +23,7 @@ from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, buff
 from zerowaste_vae.engine.kernels.conv3d import dispatch as conv
 from zerowaste_vae.engine.kernels.conv3d.winograd import launch as winograd
 from zerowaste_vae.engine.kernels.duplicate import dispatch as duplicate
-from zerowaste_vae.engine.kernels.norm_act import Norm, Store
+from zerowaste_vae.engine.kernels.norm_act import Condition, Norm, Store
 from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
 from zerowaste_vae.engine.kernels.targets import FP8, Target, capabilities, triton_version
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, UNIT
@@ -204,6 +204,15 @@ def duplicate_calls():
     return calls
 
 
+def conditioned_calls(dtype: torch.dtype):
+    condition = Condition(meta(16, 256), meta(256), 4, meta(13, 90, 160, 16), 0, meta(90 * 160, 256))
+    norm = Norm(weight=meta(128), bias=meta(128), per_chunk=True, condition=condition)
+    with cross_compile.recorded("norm_act.conditioned_kernel") as calls:
+        norm_act.norm_act(meta(4, 720, 1280, 128, dtype=BF16), norm, meta(6, 722, 1282, 128, dtype=dtype),
+                          store=Store(scale=0.05))  # fmt: skip
+    return calls
+
+
 def norm_calls(dtype: torch.dtype):
     x, coefs = meta(4, 720, 1280, 128, dtype=HALF), meta(4, 2, 128)
     norm = Norm(weight=meta(128), bias=meta(128))
@@ -318,6 +327,8 @@ def cases(sm: int):
     yield "conv stride 2", conv_calls(here, HALF, WIDE, stride=(2, 2, 2))[0]
     for i, call in enumerate(norm_calls(HALF) + norm_calls(stored)[2:]):
         yield f"norm_act {i}", call
+    for dtype in (BF16, stored):
+        yield f"norm_act conditioned {dtype}", conditioned_calls(dtype)[0]
     for channels in (128, 256):
         for call, name in zip(pixel_calls(here, channels), ("columns", "gather"), strict=True):
             yield f"to_pixels {name} {channels}", call

@@ -1,11 +1,12 @@
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from zerowaste_vae.engine.kernels.conv3d import Partials, padded_channels
-from zerowaste_vae.engine.kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
+from zerowaste_vae.engine.kernels.norm_act import Condition, Norm, Store, coefficients, norm_act, statistics
 from zerowaste_vae.engine.kernels.targets import FP8
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -59,6 +60,41 @@ def test_norm_silu_quantise_border(backend, case):
     assert (buffer[1:4].float() == torch.tensor(9.0).to(stored).float()).all()  # other slots are left alone
     if border == "zero":
         assert not got[:, 0].any() and not got[:, -1].any() and not got[:, :, 0].any() and not got[:, :, -1].any()
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.int8, FP8], ids=str)
+@pytest.mark.parametrize("first", [0, 3])
+def test_latents_scale_and_shift_positions(backend, stored, first):
+    """Frames 0 to 4, and 3 to 7, of a clip of three latents, which has two frames for each but the first."""
+    c, scale = 40, 0.1 if stored.itemsize == 1 else 1.0
+    x, z = (torch.randn(5, 18, 6, c) * 2 + 1).half(), torch.randn(5, 9, 3, 7)
+    norm = Norm("group", torch.randn(c), torch.randn(c), 8, per_chunk=True)
+    condition = Condition(torch.randn(7, 2 * c), torch.randn(2 * c), 2, z, first, torch.empty(27, 2 * c))
+    assert condition.runs(5) == ([(0, 1, 0), (1, 3, 1), (3, 5, 2)] if not first else [(0, 2, 2), (2, 4, 3), (4, 5, 4)])
+    taken = [(first + i + 1) // 2 for i in range(5)]
+    wide = z[taken].repeat_interleave(2, 1).repeat_interleave(2, 2) @ condition.weight + condition.bias
+    want = F.silu(plain(x.float(), norm) * wide[..., :c] + wide[..., c:])
+    buffer = torch.full((6, 20, 8, padded_channels(c, stored)), 9.0).to(stored)
+    norm, store = replace(norm, condition=condition), Store(scale=scale)
+    norm_act(x, norm, buffer, slot=3, store=store, backend=backend)
+    got = buffer[[3, 4, 5, 0, 1]].float() * scale
+    limit = {torch.int8: 4e-2, FP8: CAST_STEP[FP8]}.get(stored, TOLERANCE[stored])
+    assert error(got[:, 1:-1, 1:-1, :c].clamp(-12, 12), want.clamp(-12, 12)) < limit
+    assert not got[..., c:].any() and not got[:, 0].any() and not got[:, :, -1].any()
+    band = torch.empty(5, 7, 8, buffer.shape[3], dtype=stored)
+    coefs = coefficients(statistics(x, 8, backend), norm, 18 * 6, backend)
+    norm_act(x, norm, band, store=store, coefs=coefs, first=9, backend=backend)
+    assert torch.equal(band, buffer[[3, 4, 5, 0, 1], 9:16])
+
+
+def test_conditioned_norms_refuse_what_they_cannot_write():
+    x, z = torch.randn(1, 6, 4, 8), torch.randn(1, 3, 2, 4)
+    condition = Condition(torch.randn(4, 16), torch.randn(16), 1, z, 0, torch.empty(6, 16))
+    norm = Norm("group", torch.ones(8), torch.ones(8), 4, condition=condition)
+    with pytest.raises(ValueError, match="beside zeros"):
+        norm_act(x, norm, torch.empty(1, 8, 6, 8), store=Store(border="replicate"))
+    with pytest.raises(ValueError, match="no multiple"):
+        norm_act(x[:, :5], norm, torch.empty(1, 7, 6, 8))
 
 
 def test_statistics_of_bands_join_to_the_frames(backend):
