@@ -126,6 +126,6 @@ ARCHITECTURE = Architecture(
         native,
     ),
     PATCH, 1, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
-    published=Published("Mage-VAE", Config(384, 768), r"mage[ _.-]*(flow|vae)", ("mage",),
-                        draws=Draws(matrices=1.0)),
+    published=Published("Mage-VAE", Config(384, 768), r"(?<![a-z])mage[ _.-]*(flow|vae)", ("mage",),
+                        draws=Draws(matrices=1.0, named=(("final_layer.linear.weight", 0.0, 0.06),))),
 )  # fmt: skip

@@ -157,7 +157,7 @@ def test_what_does_not_fit_says_what_would(tiny):
         ("ltx-2.3-22b-dev-fp8.safetensors", "LTX-2.3"), ("ltx-video-2b-v0.9.5.safetensors", "LTX-2.3"),
         ("ltx-2.5-video-vae-conv-bf16.safetensors", "LTX-2.3"),
         ("full_encoder_small_decoder.safetensors", "Flux.2"), ("flux2-vae_small.safetensors", "Flux.2"),
-        ("NetaYumev35_pretrained_all_in_one.safetensors", "Flux"),
+        ("NetaYumev35_pretrained_all_in_one.safetensors", "Flux"), ("mage_flow_vae_bf16.safetensors", "Mage-VAE"),
     ],
 )  # fmt: skip
 def test_a_file_nobody_read_yet_is_planned_as_the_published_one_of_its_name(name, title):

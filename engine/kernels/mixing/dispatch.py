@@ -11,7 +11,7 @@ from ..targets import kernels_for, on_device
 from . import reference
 
 #: Positions and channels of one program of `mixed`.
-POSITIONS, CHANNELS = 32, 128
+POSITIONS, CHANNELS = 32, 64
 
 
 @observed

@@ -18,8 +18,8 @@ class Schedule:
 
 
 SCHEDULES: dict[int, Schedule] = {
-    80: Schedule(64, 64, 4, 3),
-    90: Schedule(128, 128, 4, 3),
+    80: Schedule(64, 64, 4, 2),
+    90: Schedule(64, 64, 4, 4),
     100: Schedule(64, 64, 4, 3),
     120: Schedule(64, 64, 4, 3),
 }

@@ -95,6 +95,7 @@ def test_published_sizes_and_names():
     shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     assert detect(shapes) is ARCHITECTURE and ARCHITECTURE.config_of(shapes, {}) == ARCHITECTURE.published.config
     assert by_file("mage_flow_vae_bf16.safetensors") is ARCHITECTURE
+    assert by_file("qwen_image_vae.safetensors") is not ARCHITECTURE
     assert latent_space("mage") == "mage"  # Flux.2's in kind, but neither packed nor normalised
 
 

@@ -23,9 +23,12 @@ from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, buff
 from zerowaste_vae.engine.kernels.conv3d import dispatch as conv
 from zerowaste_vae.engine.kernels.conv3d.winograd import launch as winograd
 from zerowaste_vae.engine.kernels.duplicate import dispatch as duplicate
+from zerowaste_vae.engine.kernels.mixing import dispatch as mixing
 from zerowaste_vae.engine.kernels.norm_act import Condition, Norm, Store
 from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
-from zerowaste_vae.engine.kernels.targets import FP8, Target, capabilities, triton_version
+from zerowaste_vae.engine.kernels.patch_pixels import PatchNetwork
+from zerowaste_vae.engine.kernels.patch_pixels import dispatch as patch_pixels
+from zerowaste_vae.engine.kernels.targets import FP8, Target, capabilities, triton_version, using
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, UNIT
 from zerowaste_vae.engine.kernels.to_pixels import dispatch as to_pixels
 from zerowaste_vae.engine.kernels.tokens import dispatch as tokens
@@ -282,6 +285,32 @@ def token_calls(stored: torch.dtype, wide: torch.dtype):
     return calls
 
 
+def mixing_calls():
+    """Call the passes of Mage-VAE's blocks, at the published widths of both halves, and its last stage."""
+    width, vector = 384, meta(384)
+    with cross_compile.recorded() as calls:
+        for c, rows in ((width, meta(4096, 2 * width, dtype=BF16)[:, width:]), (768, meta(4096, 768, dtype=BF16))):
+            flat = meta(4096, c, dtype=BF16)
+            mixing.layer_normed(rows, meta(c), meta(c), 1e-6, flat)
+            mixing.layer_normed(rows, meta(c), meta(c), 1e-6, flat, more=flat)
+            mixing.mixed(meta(64, 64, c, dtype=BF16), meta(9, c), meta(c), meta(64, 64, c, dtype=BF16), meta(128, c))
+        mixing.layer_normed(meta(4096, width, dtype=BF16), vector, vector, 1e-6, meta(4096, width))
+    return calls
+
+
+def pixel_network_calls(here: Target):
+    """Call the last stage of Mage-VAE into floats and bytes."""
+    stream, bias = meta(256, 32, 384, dtype=BF16), meta(256, 32)
+    weights = PatchNetwork(
+        stream, bias, stream, bias, meta(3, 5, 32, 32, dtype=BF16), meta(3, 7, 32), meta(3, 32), meta(3), 32
+    )
+    with cross_compile.recorded() as calls, using(here):
+        for pixels, kind in ((UNIT, torch.float32), (BYTES, torch.uint8)):
+            x, out = meta(1, 64, 64, 768, dtype=BF16), meta(1, 1024, 1024, 3, dtype=kind)
+            patch_pixels.patch_pixels(x, weights, 1e-6, out, pixels=pixels, health=meta(1))
+    return calls
+
+
 def cases(sm: int):
     """(name, recorded call) for one generation: every schedule of its table with every operand type that uses it."""
     here = capabilities(f"sm_{sm}", sm, triton_version())
@@ -338,6 +367,10 @@ def cases(sm: int):
     for kind, wide in kinds:
         for i, call in enumerate(token_calls(kind, wide)):
             yield f"tokens {str(kind).split('.')[1]} {i}", call
+    for i, call in enumerate(mixing_calls()):
+        yield f"mixing {i}", call
+    for i, call in enumerate(pixel_network_calls(here)):
+        yield f"patch_pixels {i}", call
     for head in (512, 1024):
         for name, call in attention_calls(here, head):
             yield f"attention {name} {head}", call
