@@ -20,7 +20,7 @@ from zerowaste_vae.engine.kernels.attention import attention
 from zerowaste_vae.engine.kernels.attention.reference import attention as reference_attention
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight, padded_channels
 from zerowaste_vae.engine.kernels.conv3d.dispatch import launch
-from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK, SCHEDULES, SUMS, Schedule, fit, of_generation
+from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK, SCHEDULES, Schedule, fit, of_generation
 from zerowaste_vae.engine.kernels.duplicate import duplicate
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from zerowaste_vae.engine.kernels.targets import FP8, Target, standing_in, target
@@ -94,24 +94,25 @@ def schedules(dtype: torch.dtype) -> None:
     sizes = {torch.float16: ("16 bit",), torch.bfloat16: ("16 bit",), FP8: ("8 bit", "fp8"),
              torch.int8: ("8 bit", "int8")}  # fmt: skip
     here = target(DEVICE)
-    fast = SUMS if dtype == torch.float16 and here.half_accumulate else None
+    sums = (False, True) if dtype == torch.float16 and here.half_accumulate else (False,)
     for layer, schedule in of_generation(SCHEDULES, here.sm).items():
         # Upsamplers' phases are checked by their own cases.
-        if layer.operands not in (*sizes[dtype], fast) or "phases" in layer.kind or not here.supports(dtype):
+        if layer.operands not in sizes[dtype] or "phases" in layer.kind or not here.supports(dtype):
             continue
         for c in (layer.outputs,) if layer.outputs else (128,) if layer.kind == "narrow" else (256, 512):
-            for shape in SHAPES:
+            for shape, fast in itertools.product(SHAPES, sums):
                 # Wan's norms need no sums, and its tiles are for layers without.
                 groups = 32 if layer.sums and not layer.outputs else 0
-                conv_case(dtype, c, c, shape, fit(schedule, c, c, 3), groups=groups, fast=layer.operands == fast)
+                conv_case(dtype, c, c, shape, fit(schedule, c, c, 3), groups=groups, fast=fast)
 
 
 def forms(dtype: torch.dtype) -> None:
     if not target(DEVICE).supports(dtype):
         return
     if dtype == torch.float16:
-        for c, k in ((3, 128), (16, 512), (96, 96), (128, 3), (192, 96), (384, 384)):
-            conv_case(dtype, c, k, (2, 37, 53), groups=0 if k == 3 else 32, label=" odd widths")
+        widths = ((3, 128), (16, 512), (96, 96), (128, 3), (192, 96), (384, 384))
+        for (c, k), fast in itertools.product(widths, {False, target(DEVICE).half_accumulate}):
+            conv_case(dtype, c, k, (2, 37, 53), groups=0 if k == 3 else 32, fast=fast, label=" odd widths")
         conv_case(dtype, 256, 128, (2, 37, 53), kernel=(1, 1, 1), origin=(1, 1))
         conv_case(dtype, 128, 128, (2, 37, 53), kernel=(1, 3, 3))
         conv_case(dtype, 128, 128, (4, 37, 53), kernel=(3, 1, 1), origin=(1, 1))
@@ -132,21 +133,25 @@ def forms(dtype: torch.dtype) -> None:
 
 def invariance() -> None:
     """Check that chunks through the ring and bands of rows give the bits of the whole."""
-    for dtype, (c, h, w) in itertools.product((torch.float16, FP8), ((128, 150, 333), (512, 150, 70))):
+    here, cases = target(DEVICE), ((torch.float16, False), (torch.float16, True), (FP8, False))
+    for (dtype, fast), (c, h, w) in itertools.product(cases, ((128, 150, 333), (512, 150, 70))):
+        if fast and not here.half_accumulate:
+            continue
+        epilogue = partial(Epilogue, half_accumulate=fast)
         d = 3
         x = bordered(dtype, d + 2, h, w, c)
         weight = pack_weight(torch.randn(c, c, 3, 3, 3, device=DEVICE) * (c * 27) ** -0.5, dtype)
         residual = torch.randn(d, h, w, c, device=DEVICE).half()
         bias = torch.randn(c, device=DEVICE)
         whole = torch.empty(d, h, w, c, device=DEVICE, dtype=torch.float16)
-        sums = conv3d(x, weight, whole, epilogue=Epilogue(bias, residual, 32), backend="triton")
+        sums = conv3d(x, weight, whole, epilogue=epilogue(bias, residual, 32), backend="triton")
         plain = torch.empty_like(whole)
-        conv3d(x, weight, plain, epilogue=Epilogue(bias, residual), backend="triton")
+        conv3d(x, weight, plain, epilogue=epilogue(bias, residual), backend="triton")
         ring = torch.cat((x[-2:], x[:-2]))
         same = []
         for f in range(d):
             one = torch.empty_like(whole[:1])
-            p = conv3d(ring, weight, one, epilogue=Epilogue(bias, residual[f : f + 1], 32), start=(f + 2) % (d + 2),
+            p = conv3d(ring, weight, one, epilogue=epilogue(bias, residual[f : f + 1], 32), start=(f + 2) % (d + 2),
                        backend="triton")
             same.append(torch.equal(one, whole[f : f + 1]) and torch.equal(p.data, sums.data[f : f + 1]))
         parts = []
@@ -155,11 +160,11 @@ def invariance() -> None:
             band = torch.empty(d, n, w, c, device=DEVICE, dtype=torch.float16)
             parts.append(conv3d(x[:, top : top + n + 2].contiguous(), weight, band,
                                 geometry=Geometry(first_row=top, frame_rows=h),
-                                epilogue=Epilogue(bias, residual[:, top : top + n], 32), backend="triton"))
+                                epilogue=epilogue(bias, residual[:, top : top + n], 32), backend="triton"))
             same.append(torch.equal(band, whole[:, top : top + n]))
         joined = Partials.concat(parts)
         same += [torch.equal(joined.data, sums.data), torch.equal(plain, whole)]
-        report(f"chunks and bands {str(dtype)[6:]} {c} {h}x{w}", 0.0, 0.0, *same)
+        report(f"chunks and bands {str(dtype)[6:]} {'fp16 sums ' if fast else ''}{c} {h}x{w}", 0.0, 0.0, *same)
 
 
 def clip_starts() -> None:

@@ -93,8 +93,8 @@ class Target:
         return dtype in (torch.float16, torch.bfloat16, torch.int8)
 
     def accumulate(self, dtype: torch.dtype, fast: bool) -> str:
-        """Return the fastest accumulation for operands of `dtype`: f32, i32, mx (block-scaled), or f16 promoted to
-        fp32 now and then.
+        """Return the fastest accumulation for operands of `dtype`: f32, i32, mx (block-scaled), or f16 in short runs,
+        whose sums are added up.
 
         `fast` permits fp16 accumulation; mx is as exact as f32 and needs no permission. Its blocks all have the scale
         one: real scales are per output channel, in the epilogue. A scale for every 32 weights as well gains nothing, as

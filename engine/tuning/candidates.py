@@ -24,8 +24,7 @@ def table(target: Target, kind: Kind) -> Schedule:
     frame = (1, 1) if kind.small else (1, SMALL_PLANE)
     if kind.form == "winograd":
         return winograd(target, kind.dtype, kind.channels, kind.outputs, frame, kind.sums)
-    half = kind.accumulate == "f16"
-    return direct(target, kind.dtype, kind.channels, kind.outputs, frame, kind.phases, kind.row, kind.sums, half)
+    return direct(target, kind.dtype, kind.channels, kind.outputs, frame, kind.phases, kind.row, kind.sums)
 
 
 def candidates(target: Target, kind: Kind) -> list[Schedule]:

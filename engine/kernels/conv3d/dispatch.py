@@ -100,8 +100,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     frame_rows = geometry.frame_rows or h
     sums = accumulation(x, epilogue, here)
     s = schedule or chosen(x.device, here.way, weight, sums["ACC"], (frame_rows, w), geometry, epilogue.groups)
-    s = s or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases, weight.kernel[2], epilogue.groups > 0,
-                  sums["ACC"] == "f16")
+    s = s or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases, weight.kernel[2], epilogue.groups > 0)
     one_tile = k <= s.columns + s.tail and phases == 1 and weight.taps == 1
     if not x.is_meta and out.data_ptr() == x.data_ptr() and not one_tile:
         raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")
@@ -152,18 +151,19 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     return partials
 
 
-#: The most fp16 products that are summed in fp16 before they go into fp32.
+#: The most fp16 products that are summed in fp16 before the sum is added to others.
 _FP16_DEPTH = 512
 
 
 def _loop(s: Schedule, steps: int, dtype: torch.dtype, accumulate: str) -> dict[str, Any]:
     """Return as constants how `mma_kernel` goes through its steps.
 
-    TURNS: how many rounds of the buffers make one turn of its loop, at whose end fp16 sums of fp16 products go into
-    fp32: as many as leave the fewest steps over. AHEAD: 2 where a turn ends with the next one's operands in registers.
-    Those of 8 bit would be unpacked there, and beside sums in fp16 they do not fit.
+    TURNS: how many rounds of the buffers make one turn of its loop, at whose end fp16 sums of fp16 products are added
+    to others: as many as leave the fewest steps over. AHEAD: 2 where a turn ends with the next one's operands in
+    registers. Those of 8 bit would be unpacked there, and beside fp16 sums of a pair of tiles, which go into fp32, they
+    do not fit.
     """
     most = max(_FP16_DEPTH // (s.depth * s.stages), 1) if accumulate == "f16" and dtype == torch.float16 else 1
     turns = min(range(most, 0, -1), key=lambda n: -(-steps // (s.stages * n)) * n)
-    ahead = 2 if accumulate == "f32" and dtype.itemsize == 2 else 1
+    ahead = 2 if dtype.itemsize == 2 and (accumulate == "f32" or not s.tail) else 1
     return {"ACC": accumulate, "STAGES": s.stages, "TURNS": turns, "AHEAD": ahead}

@@ -211,9 +211,11 @@ def mma_kernel(
     async_copy.wait_group(STAGES - 1)
     now = _fragments(buffers, 0, 0, KS, TAIL, LEFT, RIGHT)
     SUM: gl.constexpr = gl.int32 if ACC == "i32" else gl.float32
-    acc = gl.zeros([BM, BN], SUM, MMA)
+    # Sums in fp16 go into sums of their sums in fp16, too: that takes half the registers and no conversions.
+    TOTAL: gl.constexpr = gl.float16 if ACC == "f16" and SIZE == 2 and TAIL == 0 else SUM
+    acc = gl.zeros([BM, BN], TOTAL, MMA)
     LAST: gl.constexpr = TAIL if TAIL > 0 else 16
-    acc_tail = gl.zeros([BM, LAST], SUM, MMA)
+    acc_tail = gl.zeros([BM, LAST], TOTAL, MMA)
     for _ in range(0, TAPS * STEPS, STAGES * TURNS):
         half, half_tail = acc, acc_tail
         if ACC == "f16":
@@ -238,8 +240,8 @@ def mma_kernel(
                     half_tail = mma_v2(now[0], now[2], half_tail)
                 now = then
             if ACC == "f16" and (SIZE == 1 or i + 1 == STAGES * TURNS):
-                acc += half.to(gl.float32)
-                acc_tail += half_tail.to(gl.float32)
+                acc += half.to(TOTAL)
+                acc_tail += half_tail.to(TOTAL)
                 half, half_tail = gl.zeros([BM, BN], gl.float16, MMA), gl.zeros([BM, LAST], gl.float16, MMA)
         if ACC != "f16":
             acc, acc_tail = half, half_tail

@@ -36,7 +36,7 @@ class Schedule:
 
 
 class Layer(NamedTuple):
-    """The key of a schedule: the operands' type ("fp8", "int8", SUMS) or width ("16 bit", "8 bit"); the kind of layer
+    """The key of a schedule: the operands' type ("fp8", "int8") or width ("16 bit", "8 bit"); the kind of layer
     ("": any without phases; "pair": any whose outputs only two tiles fill); its outputs (0: any); True if it serves
     layers that make a norm's sums."""
 
@@ -50,8 +50,6 @@ class Layer(NamedTuple):
 # spills and shared memory stays under the limit. All of them are cross-compiled in the tests.
 _HALF, _BYTE = "16 bit", "8 bit"
 TYPES = {FP8: "fp8", torch.int8: "int8"}
-#: Operands of 16 bit whose products are summed in fp16.
-SUMS = "fp16 sums"
 # The rows that sm_80 to 89 and 120 have in common: products fed from registers (mma.sync), shared memory of 99 KiB.
 # Tiles of 64 x 64 for each warp read least of it; wider ones do not fit the registers. Comments give the ms of a row
 # and those of Triton's loop with its best tile, in the form of sm_89 on an H200, with no more blocks on a processor
@@ -77,12 +75,6 @@ _MMA: dict[Layer, Schedule] = {
     # 256: 1.44, 1.88
     Layer(_HALF, "space phases"): Schedule(positions=128, columns=256, depth=64, warps=8, stages=2, group=64),
     Layer(_HALF, "space phases", 192): Schedule(positions=128, columns=64, depth=64, warps=4, stages=3, group=64),
-    # Sums in fp16 are held in addition to those in fp32: deeper steps spill. 128: 1.00, 1.42; 512: 3.65, 5.55
-    Layer(SUMS, "narrow"): Schedule(positions=256, columns=128, depth=32, warps=8, stages=4),
-    Layer(SUMS, "wide"): Schedule(positions=256, columns=128, depth=32, warps=8, stages=4, group=16),
-    Layer(SUMS, "", 384): Schedule(positions=256, columns=128, depth=32, warps=8, stages=4, group=16),
-    Layer(SUMS, "time phases"): Schedule(positions=128, columns=256, depth=32, warps=8, stages=4, group=64),
-    Layer(SUMS, "space phases"): Schedule(positions=128, columns=256, depth=32, warps=8, stages=4, group=64),
     Layer(_BYTE, "narrow"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
     Layer(_BYTE, "wide"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
     Layer(_BYTE, "small plane"): Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
@@ -248,7 +240,7 @@ def _two_tiles(out_channels: int, most: int) -> tuple[int, int] | None:
 
 
 def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int],
-         phases: int = 1, row: int = 1, sums: bool = False, half: bool = False) -> Schedule:
+         phases: int = 1, row: int = 1, sums: bool = False) -> Schedule:
     """Return the one schedule for a layer.
 
     Args:
@@ -257,10 +249,9 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
         phases: 8 or 4 where the layer upsamples time and space, or space.
         row: the taps in a row of its window.
         sums: it makes the sums of a norm.
-        half: its products are summed in fp16.
     """
     table, small = of_generation(SCHEDULES, target.sm), frame[0] * frame[1] < SMALL_PLANE
-    what = dtype, channels, out_channels, small, phases, row, sums, half
+    what = dtype, channels, out_channels, small, phases, row, sums
     known = id(table), what
     if known not in _picked:
         _picked[known] = table, _pick(table, *what)
@@ -272,9 +263,9 @@ _picked: dict[tuple[Any, ...], tuple[Mapping[Layer, Schedule], Schedule]] = {}
 
 
 def _pick(table: Mapping[Layer, Schedule], dtype: torch.dtype, channels: int, out_channels: int, small: bool,
-          phases: int, row: int, sums: bool, half: bool) -> Schedule:
+          phases: int, row: int, sums: bool) -> Schedule:
     size = _HALF if dtype not in TYPES else _BYTE
-    word = TYPES.get(dtype, SUMS if half else size)
+    word = TYPES.get(dtype, size)
     kind = "narrow" if out_channels <= 128 else "small plane" if small else "wide"
     if kind == "small plane" and out_channels % table[Layer(size, kind)].columns:
         kind = "wide"  # its low tiles have no room for a second one

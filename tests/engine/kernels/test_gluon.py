@@ -48,6 +48,13 @@ def test_all_consumer_cards_run_the_same_kernels():
     assert len(keys) == 1
 
 
+def test_a_pair_of_tiles_reads_nothing_ahead_beside_fp16_sums():
+    """Its sums of them are in fp32, which leaves no registers for the next turn's operands."""
+    one, pair = (dispatch.Schedule(128, 64, 64, 4, 2, tail=tail) for tail in (0, 32))
+    ahead = [dispatch._loop(s, 54, HALF, sums)["AHEAD"] for s in (one, pair) for sums in ("f16", "f32")]
+    assert ahead == [2, 2, 1, 2]
+
+
 @pytest.mark.parametrize("channels, stages, depth", [(128, 4, 32), (512, 4, 32), (96, 3, 32), (96, 2, 64)])
 def test_fp16_sums_are_promoted_in_time_and_leave_few_steps_over(channels, stages, depth):
     schedule = dispatch.Schedule(128, 64, depth, 4, stages)
