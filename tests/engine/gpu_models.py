@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 from zerowaste_vae import Checkpoint, VideoVAE, load
-from zerowaste_vae.engine.archs import hunyuan, hunyuan15, kl, ltx, ltx_diffusion, minimax_h3, mochi, seedvr2, wan
+from zerowaste_vae.engine.archs import hunyuan, hunyuan15, kl, ltx, ltx_diffusion, mage, minimax_h3, mochi, seedvr2, wan
 
 SEEDVR2, WAN21, WAN22 = (seedvr2.ARCHITECTURE, seedvr2.Config), (wan.WAN21, wan.Config), (wan.WAN22, wan.Config)
 #: Name -> (architecture and configuration, arguments of the latter).
@@ -25,6 +25,7 @@ MODELS = {
     "flux": (kl.FLUX, kl.Config, (128, 256, 512, 512), (128, 256, 512, 512)),
     "ltx": (ltx.ARCHITECTURE, lambda: ltx.ARCHITECTURE.published.config),
     "ltx-diffusion": (ltx_diffusion.ARCHITECTURE, lambda: ltx_diffusion.ARCHITECTURE.published.config),
+    "mage": (mage.ARCHITECTURE, lambda: mage.ARCHITECTURE.published.config),
     "mochi": (mochi.ARCHITECTURE, lambda: mochi.Config(None, mochi.ARCHITECTURE.published.config.decoder_levels)),
     **{a.name: (a, lambda a=a: a.published.config) for a in (hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE)},
     "minimaxh3": (minimax_h3.ARCHITECTURE, lambda: replace(

@@ -187,8 +187,8 @@ class Mix(Step):
                 run.attempt(mixed, made.view(h, w, c), p.taps, p.taps_bias, normed.view(h, w, c), parts)
                 means = run.attempt(torch.sum, parts, 0).div_(n)
                 gates = run.attempt(torch.addmv, p.gate[1], p.gate[0].t(), means).sigmoid_()
-                torch.mul(p.second[0], gates[:, None], out=scaled)
-                product(normed, (scaled, p.second[1]), made)
+                torch.mul(p.second[0], gates[:, None], out=scaled.t())  # in the order that it lies in
+                product(normed, (scaled.t(), p.second[1]), made)
                 run.attempt(layer_normed, stream, *p.norm2, EPS, normed, more=made)
                 product(normed, p.up, wide)
                 torch.ops.aten.gelu_(wide)

@@ -1,0 +1,118 @@
+"""Mage-VAE at its published widths on a real GPU: kernels beside their references, bits in every batch, band and tile,
+memory within plans, rounding beside plain torch."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from zerowaste_vae.engine.kernels import patch_pixels
+from zerowaste_vae.engine.kernels.mixing import blocks, layer_normed, mixed
+from zerowaste_vae.engine.kernels.patch_pixels import reference
+from zerowaste_vae.engine.kernels.to_pixels import RAW
+from zerowaste_vae.engine.network.steps import Steps
+from zerowaste_vae.engine.runtime.kept import KEPT
+from zerowaste_vae.engine.runtime.parking import Parking
+from zerowaste_vae.engine.system.memory import GIB
+
+from ..gpu_models import make
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
+WARM = ("mage",)
+PLACEMENTS = [
+    (Steps(1, 0), None), (Steps(3, 0), None), (Steps(1, 0), Parking(None, 0)), (Steps(2, 0), Parking(None, 64 << 20)),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["bf16", "fp16", "fp8", "int8"])
+def vae(request):
+    made = make("mage", request.param)
+    if made.precision != request.param:
+        pytest.skip(f"{request.param} does not run on {torch.cuda.get_device_name()}")
+    return made
+
+
+def test_every_batch_and_band_has_the_same_bits(vae, noise, monkeypatch):
+    z = noise(3, 128, 1, 37, 21)
+    pictures = (noise(3, 37 * 16 + 5, 21 * 16 + 3, 3) * 50 + 128).clamp(0, 255).byte()
+    frames, latent = vae.decode(z), vae.encode(pictures)
+    assert vae.last_report.mode.startswith("fused") and frames.std() > 0.05 and latent.isfinite().all()
+    plain = vae.planner.plan
+    for steps, parking in PLACEMENTS:
+        other = {"steps": steps, "parking": parking}
+        monkeypatch.setattr(vae.planner, "plan", lambda *a, o=other, **k: replace(plain(*a, **k), **o))
+        assert torch.equal(vae.decode(z), frames), other
+        assert torch.equal(vae.encode(pictures), latent), other
+    monkeypatch.undo()
+    if vae.precision not in ("bf16", "fp16"):  # ranges of 8 bit are a batch's own where a file is not calibrated
+        return
+    assert torch.equal(vae.decode(z[1:2]), frames[1:2])
+    assert torch.equal(vae.encode(pictures[1:2]), latent[1:2])
+    tiled = vae.decode(z, tiling="blended", tile=256, overlap=64)
+    torch.testing.assert_close(tiled, frames, rtol=0, atol=2e-3)  # they only round, to 16 bit, where they overlap
+
+
+def test_rounding_is_no_worse_than_plain_torchs(vae, noise):
+    if vae.precision not in ("bf16", "fp16"):
+        pytest.skip("8 bit has its own floor")
+    z = noise(1, 128, 1, 40, 48)
+    exact = make("mage", "fp32").decode(z)
+
+    def decibels():
+        return 10 * math.log10(1 / (vae.decode(z).double() - exact.double()).square().mean().item())
+
+    fused = decibels()
+    vae.triton_fusion = False
+    try:
+        plain = decibels()
+    finally:
+        vae.triton_fusion = True
+    print(f"fused {fused:.2f} dB, plain torch {plain:.2f} dB")
+    assert fused > plain - 0.5
+
+
+def test_memory(noise):
+    vae = make("mage", "bf16")
+    z, x = noise(1, 128, 1, 128, 128), (noise(1, 2048, 2048, 3) * 50 + 128).clamp(0, 255).byte()
+    for work, source in ((vae.decode, z), (vae.encode, x)):
+        work(source)
+        KEPT.release()
+        torch.cuda.empty_cache()
+        others = torch.cuda.memory_reserved() - vae._fused.packed_bytes("decoder") - vae._fused.packed_bytes("encoder")
+        torch.cuda.reset_peak_memory_stats()
+        work(source)
+        stated, most = vae.last_report.predicted_gb, (torch.cuda.max_memory_reserved() - others) / GIB
+        print(f"{vae.last_report.operation}: stated {stated:.3f} GB, reserved {most:.3f} GB")
+        assert most <= 1.05 * stated + 0.11  # the other half's packed weights stay
+
+
+@pytest.mark.parametrize("precision, dtype, bound", [("bf16", torch.bfloat16, 2e-2), ("fp16", torch.float16, 3e-3)])
+def test_kernels_agree_with_their_references(precision, dtype, bound):
+    """Beside sums in another order, of products of rounded values."""
+    vae, g = make("mage", precision), torch.Generator("cuda").manual_seed(0)
+
+    def draw(*shape, kind=dtype):
+        return torch.randn(*shape, generator=g, device="cuda").to(kind)
+
+    wide = torch.float32
+    x, more, weight, bias = draw(70, 768)[:, 384:], draw(70, 384), draw(384, kind=wide), draw(384, kind=wide)
+    made = [(x.clone(), torch.empty(70, 384, device="cuda", dtype=dtype)) for _ in range(2)]
+    for (stream, out), backend in zip(made, ("triton", "reference"), strict=True):
+        layer_normed(stream, weight, bias, 1e-6, out, more=more, backend=backend)
+    assert torch.equal(made[0][0], made[1][0])
+    torch.testing.assert_close(made[0][1], made[1][1], rtol=bound, atol=bound)
+    picture, taps = draw(19, 45, 384), draw(9, 384, kind=wide) / 3
+    pairs = [(torch.empty_like(picture), torch.empty(blocks(19 * 45), 384, device="cuda")) for _ in range(2)]
+    for (out, sums), backend in zip(pairs, ("triton", "reference"), strict=True):
+        mixed(picture, taps, bias, out, sums, backend=backend)
+    torch.testing.assert_close(pairs[0][0], pairs[1][0], rtol=bound, atol=bound)
+    torch.testing.assert_close(pairs[0][1], pairs[1][1], rtol=1e-4, atol=1e-3)
+    vae.decode(torch.zeros(1, 128, 1, 2, 2))
+    network = vae._fused.decoder().stages[-1][-1].packed
+    features, outs = draw(1, 9, 11, 768), [torch.empty(1, 144, 176, 3, device="cuda") for _ in range(2)]
+    patch_pixels.patch_pixels(features, network, 1e-6, outs[0], pixels=RAW, backend="triton")
+    reference.patch_pixels(features, network, 1e-6, outs[1], RAW, None)
+    assert (outs[0] - outs[1]).std() < bound * outs[1].std()
