@@ -3,6 +3,7 @@ memory."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from .rolling import layers_of_both, through_both
 from .values import Size
 
 Result = tuple[Tensor, Partials | None]
+#: Positions of frames that go through together in networks that see whole clips between steps of single frames.
+GROUP = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,17 @@ def _from_end_to_end(
     tops, within = run.arena.tops, False
     last = max((i for i, link in enumerate(links) if not link.step.in_place), default=-1)
     x, sums = source()
+    clip = any(link.step.waits for link in links)
     waiting = enumerate(zip(links, shapes[1:], strict=True))
     for i, (link, shape) in waiting:
+        if clip and not link.step.waits:
+            some = list(itertools.takewhile(lambda one: not one.step.waits, links[i:]))
+            if (count := _together(run, shapes[i + len(some)])) < x.shape[0]:
+                for _ in some[1:]:
+                    next(waiting)
+                x, sums = _in_groups(run, some, shapes[i : i + len(some) + 1], x, sums,
+                                     out if i <= last < i + len(some) else None, tops, count)  # fmt: skip
+                continue
         target, both = out if i == last else None, links[i : i + 2]
         if out is None and (layers := layers_of_both(run, [(k.step, k.packed, k.groups) for k in both], x, shape)):
             next(waiting)
@@ -105,6 +117,42 @@ def _from_end_to_end(
                 target = take(run, link.step, shape)
         x, sums = link(run, x, sums, target)
     return x, sums
+
+
+def _together(run: ExecutionContext, size: Size) -> int:
+    """Return the frames that steps which see each by itself take at once, in a network that sees whole clips between
+    them: as many as fill a GPU, or one where the plan spares memory."""
+    return 1 if run.spares else max(GROUP // (size.height * size.width), 1)
+
+
+def _in_groups(
+    run: ExecutionContext, links: Sequence[Link], shapes: Sequence[Size], x: Tensor, sums: Partials | None,
+    out: Tensor | None, tops: tuple[int, int], count: int,
+) -> Result:  # fmt: skip
+    """Execute steps that see each frame by itself on `count` frames at a time: only their last result exists for the
+    whole clip, in x itself if all work in place.
+
+    Args:
+        shapes: sizes of x and of every result, for the whole clip.
+        sums: of x, for the first norm.
+        out: memory for the result; None to allocate it.
+        tops: where the arena's stacks begin.
+    """
+    changed, made, parts = not all(link.step.in_place for link in links), x, []
+    if changed:
+        run.arena.turn(tops)
+        made = take(run, links[-1].step, shapes[-1]) if out is None else out
+    for first, end in run.walk.spans(x.shape[0], count):
+        own = None if sums is None or run.walk.open else Partials(sums.data[first:end], sums.span)
+        part, sizes = (x[first:end], own), [size._replace(frames=end - first) for size in shapes]
+        with run.arena.scope():
+            target = made[first:end] if changed else None
+            parts.append(_from_end_to_end(run, links, sizes, lambda part=part: part, target)[1])
+    if changed:
+        run.arena.clear(tops)
+    if run.walk.open:
+        return made, run.walk.joined(parts, x.shape[0], min(count, x.shape[0]))
+    return made, run.joined(parts, 0)
 
 
 def _through(

@@ -339,6 +339,11 @@ class Memory:
         for delay in self.delays.values():
             yield delay, delay.name
 
+    @property
+    def spares(self) -> bool:
+        """Return whether the plan takes as little memory as it can: what can be made again is not kept."""
+        return self.parked.parking.keys is None
+
     def take(self, *shape: int) -> Tensor:
         """Return a tensor from the arena, in the type of activations."""
         return self.arena.take(shape, self.dtype)

@@ -48,7 +48,17 @@ class Walk:
         phases, planes: as for `sums_bytes`."""
         if not groups:
             return None
-        size = sums_bytes(tuple(out.shape), groups, phases, planes)
+        return self._stand_in(sums_bytes(tuple(out.shape), groups, phases, planes))
+
+    def joined(self, parts: list[Partials | None], count: int, first: int) -> Partials | None:
+        """Return a stand-in for the sums of `count` frames, given those of parts, the first of `first` frames."""
+        if not parts or parts[0] is None:
+            return None
+        size = -(-parts[0].data.numel() * count // first)
+        parts.clear()
+        return self._stand_in(size)
+
+    def _stand_in(self, size: int) -> Partials:
         self.peak = max(self.peak, self._live + 2 * size)  # twice: joining parts makes a copy
         sums = torch.empty(size, dtype=torch.uint8, device="meta")
         self._live += size

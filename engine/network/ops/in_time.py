@@ -16,7 +16,8 @@ from ...kernels.to_pixels import Pixels as Form
 from ...options import Options
 from ...precision.forms import Balancer, Operands
 from ...runtime.context import ExecutionContext
-from ...runtime.in_time import in_time
+from ...runtime.in_time import through_time
+from ...runtime.rolling import Layer
 from ...runtime.weights import Conv
 from ..packed import norm_of, packed_conv
 from ..program import Step
@@ -102,16 +103,11 @@ class TimeRes(Step):
     def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
     groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
-        """Add the block's result to x, all frames of a clip. The tensor between the convolutions lies in the channels
-        of memory after x's own, if x has taken the place of a tensor that wide."""
-        c, wide = self.width, x.stride(2)
+        """Add the block's result to x, all frames of a clip. A plan that spares memory makes the tensor between the
+        convolutions twice."""
+        layers = Layer(packed.conv1, packed.norm1, self.groups), Layer(packed.conv2, packed.norm2, groups)
         with run.arena.scope():
-            if wide >= 2 * c:
-                inner = x.as_strided((*x.shape[:3], wide), x.stride())[..., c : 2 * c]
-            else:
-                inner = run.take(*x.shape)
-            sums = in_time(run, packed.conv1, x, inner, packed.norm1, sums, self.groups)
-            return x, in_time(run, packed.conv2, inner, x, packed.norm2, sums, groups, x)
+            return x, through_time(run, layers, x, sums, None if run.spares else run.take(*x.shape))
 
     def taps(self, style: Style) -> Taps:
         return Taps(math.inf, math.inf)
