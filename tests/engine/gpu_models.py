@@ -6,7 +6,19 @@ from dataclasses import replace
 
 import torch
 from zerowaste_vae import Checkpoint, VideoVAE, load
-from zerowaste_vae.engine.archs import hunyuan, hunyuan15, kl, ltx, ltx_diffusion, mage, minimax_h3, mochi, seedvr2, wan
+from zerowaste_vae.engine.archs import (
+    hunyuan,
+    hunyuan15,
+    kl,
+    ltx,
+    ltx_diffusion,
+    mage,
+    minimax_h3,
+    mochi,
+    seedvr2,
+    svd,
+    wan,
+)
 
 SEEDVR2, WAN21, WAN22 = (seedvr2.ARCHITECTURE, seedvr2.Config), (wan.WAN21, wan.Config), (wan.WAN22, wan.Config)
 #: Name -> (architecture and configuration, arguments of the latter).
@@ -30,6 +42,7 @@ MODELS = {
     **{a.name: (a, lambda a=a: a.published.config) for a in (hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE)},
     "minimaxh3": (minimax_h3.ARCHITECTURE, lambda: replace(
         minimax_h3.ARCHITECTURE.published.config, encoder_widths=(32, 32, 64, 64, 64, 128), layers=4)),
+    "svd-tiny": (svd.ARCHITECTURE, svd.Config, (32, 32, 64, 64), (32, 64, 64, 128), 4, 4),
     "wan2.2": (*WAN22, (160, 320, 640, 640), (256, 512, 1024, 1024), 48, 2),
 }
 
@@ -54,7 +67,7 @@ def make(name: str, precision: str) -> VideoVAE:
 
 
 def _weight(key: str, noise: torch.Tensor) -> torch.Tensor:
-    if key.endswith("gamma") or ("norm" in key and key.endswith("weight")):
+    if key.endswith("gamma") or ("norm" in key and key.endswith("weight")) or key.endswith("_layers.0.weight"):
         return 1 + 0.2 * noise
     return noise * (noise[0].numel() ** -0.5 if noise.ndim > 1 else 0.1)
 

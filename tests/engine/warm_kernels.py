@@ -24,6 +24,8 @@ CELLS = {
     ("seedvr2-tiny switched", "fp16", "decode"): ((3, 10, 13),),
     ("seedvr2-small", "fp16", "decode encode"): ((6, 48, 64), (5, 8, 8)),
     **{key: TINY for key in product(["wan2.1-tiny", "wan2.2-tiny"], ["bf16"], ["decode encode"])},
+    **{key: ((7, 37, 21), (2, 128, 128))
+       for key in product(["svd-tiny"], ["bf16", "fp16", "fp8", "int8"], ["decode encode"])},
     **{key: LARGE for key in product(["seedvr2"], ["fp16", "fp8", "int8"], HALVES)},
     ("seedvr2", "bf16", "decode encode"): ((6, 48, 64),),
     **{key: ((3, 6, 7),) for key in product(["seedvr2-8-bit"], ["fp16", "fp8", "int8"], ["decode encode"])},

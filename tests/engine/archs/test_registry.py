@@ -145,8 +145,6 @@ def test_same_names(small_files, change, says):
           "decoder.up_blocks.0.upsamplers.0.conv.weight"], "MoVQ"),
         (["decoder.mid_block.resnets.0.norm1.gamma", "decoder.mid_block.resnets.0.conv1.conv.weight"],
          "HunyuanVideo 1.5's VAE under diffusers' names (take the file with the original ones)"),
-        (["decoder.up_blocks.0.resnets.0.spatial_res_block.conv1.weight", "decoder.time_conv_out.weight",
-          "decoder.up_blocks.0.upsamplers.0.conv.weight"], "Stable Video Diffusion"),
         (["model.diffusion_model.input_blocks.0.weight"], "a diffusion model without a VAE"),
         (["blocks.0.attn.lora_A.weight"], "a LoRA"),
         (["down_blocks.0.resnets.0.conv1.weight"], "under diffusers' names"),
