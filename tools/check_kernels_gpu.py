@@ -1,8 +1,7 @@
 """Check every kernel and every shipped schedule on the GPU of this machine against the fp32 reference.
 
-Run: python tools/check_kernels_gpu.py [PART ...] (package importable as zerowaste_vae). It prints one line per case and
-exits with 1 when a case is outside its tolerance, when two runs differ, or when a chunk or band differs from the whole
-frame by one bit.
+Run: python tools/check_kernels_gpu.py [PART ...], the package importable as zerowaste_vae. It prints a line a case and
+exits with 1 where one is outside its tolerance, two runs differ, or a chunk or band differs from the whole frame.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from functools import partial
 
 import torch
 import winograd_checks
+from winograd_checks import DEVICE, error
 from zerowaste_vae.engine.kernels.attention import attention
 from zerowaste_vae.engine.kernels.attention.reference import attention as reference_attention
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight, padded_channels
@@ -28,7 +28,6 @@ from zerowaste_vae.engine.kernels.to_pixels import BYTES, RAW, to_pixels
 from zerowaste_vae.engine.kernels.upsample import pack, pack_nearest, upsample
 
 Triple = tuple[int, int, int]
-DEVICE = torch.device("cuda")
 # ||got - reference|| / ||reference||, reference in fp32 arithmetic on the same operands.
 TOLERANCE = {torch.float16: 5e-4, torch.bfloat16: 4e-3, FP8: 4e-2, torch.int8: 2e-2, "statistics": 1e-5,
              "promoted": 2e-3}
@@ -41,10 +40,6 @@ def report(name: str, error: float, limit: float, *same: bool) -> None:
     good = error <= limit and all(same)
     failures += not good
     print(f"{'ok  ' if good else 'FAIL'} {name:78} {error:.2e} <= {limit:.0e} equal {list(same)}", flush=True)
-
-
-def error(got: torch.Tensor, want: torch.Tensor) -> float:
-    return ((got.double() - want.double()).norm() / want.double().norm()).item()
 
 
 def operand(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -278,8 +273,7 @@ def nearest() -> None:
 
 
 def up_case(temporal: bool, dtype: torch.dtype, c: int, d: int, h: int, w: int) -> None:
-    """Check one upsampling against the reference; then frame by frame and band by band against the whole, bit for
-    bit."""
+    """Check one upsampling against the reference; then single frames and bands against the whole, bit for bit."""
     z, before = (2, 1) if temporal else (1, 2)
     args = (torch.randn(4 * z * c, c, 1, 1, 1, device=DEVICE) * c**-0.5, torch.randn(4 * z * c, device=DEVICE),
             torch.randn(c, c, 3, 3, 3, device=DEVICE) * (27 * c) ** -0.5, torch.randn(c, device=DEVICE))

@@ -40,7 +40,7 @@ def main() -> int:
             # One process a core and one thread a process: small tensors gain nothing from threads and lose much when
             # those of several processes share a core.
             once = {"OMP_NUM_THREADS": "1", **os.environ}
-            pytest = [python, "-m", "pytest", "-n", "auto", "--dist", "loadfile"]
+            pytest = [python, "-m", "pytest", "-n", "auto", "--dist", "worksteal"]
             return subprocess.call([*pytest, *args.arguments], cwd=ROOT, env=once)
         return subprocess.call([python, "-m", "zerowaste_vae", args.command, *args.arguments])
     except subprocess.CalledProcessError as error:

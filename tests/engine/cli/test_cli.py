@@ -15,8 +15,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import CheckpointError, InputError, PlanError, load
-from zerowaste_vae.engine.archs import DEFAULT, by_name
-from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.archs import DEFAULT
 from zerowaste_vae.engine.cli import COMMANDS, main
 from zerowaste_vae.engine.cli.encode import Padded
 from zerowaste_vae.engine.media.clips import read_video
@@ -25,20 +24,7 @@ from zerowaste_vae.engine.media.latents import latent_metadata, read_latent, wri
 from zerowaste_vae.engine.media.mp4 import write_mp4
 from zerowaste_vae.engine.media.pngs import write_png_folder
 
-from ..archs.small import WHOLE
-
-
-@pytest.fixture
-def run(monkeypatch, tmp_path, capsys, vae_file):
-    """run(*args) -> (exit code, stdout, stderr), in an empty folder; {vae} becomes the tiny VAE's path."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*args):
-        code = main([str(arg).replace("{vae}", str(vae_file)) for arg in args])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+from .said import one_error
 
 
 @pytest.fixture
@@ -46,15 +32,6 @@ def latent(tmp_path, noise):
     path = tmp_path / "l.safetensors"
     write_latent(path, noise(1, 16, 2, 2, 3), {"fps": "30000/1001"})
     return path
-
-
-def one_error(result, *words):
-    """Exit code 2 and exactly one line on stderr that holds the words."""
-    code, out, err = result
-    assert code == 2 and not out, (code, out, err)
-    assert re.fullmatch(r"zerowaste-vae: error: [^\n]+\n", err), err
-    for word in words:
-        assert word in err, err
 
 
 def test_decode_to_every_kind(run, latent, vae):
@@ -301,49 +278,6 @@ def test_out_of_memory_line(run, latent, monkeypatch):
     fails(RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):
         run("decode", latent, "a.mp4")
-
-
-def test_info_describes_a_file(run, make_vae_file):
-    code, out, _ = run("info", "{vae}")
-    assert code == 0
-    shown = {line[:16].strip(): line[16:] for line in out.splitlines()}
-    assert shown["torch"] == torch.__version__
-    assert shown["architecture"].startswith("seedvr2")
-    assert shown["encoder"] == shown["decoder"] == "widths 8, 16, 16, 16"
-    assert shown["norm groups"] == "4 (named in the file)"
-    assert shown["weights"].endswith("246 tensors, read as 246 float32")
-    code, out, _ = run("info", make_vae_file(encoder=None))
-    assert code == 0 and "encoder         not in this file" in out and "half a VAE      it decodes" in out
-    one_error(run("info", "gone.safetensors"), "gone.safetensors")
-
-
-def checkpoints(vae_file):
-    """A file of each of some families, with both halves."""
-    yield "seedvr2", load_file(vae_file), {"norm_num_groups": "4"}
-    for name in ("wan2.1", "flux"):
-        given = random_checkpoint(WHOLE[name], 0, by_name(name))
-        yield name, given.tensors, given.metadata
-
-
-def test_info_describes_half_a_vae(run, vae_file):
-    """Describe a file with one component, and one that lacks a part of it."""
-    for name, tensors, notes in checkpoints(vae_file):
-        encoder = {key: t for key, t in tensors.items() if not key.startswith("decoder.")}
-        save_file(encoder, "encoder.safetensors", notes)
-        code, out, err = run("info", "encoder.safetensors")
-        shown = {line[:16].strip(): line[16:] for line in out.splitlines()}
-        assert code == 0, err
-        assert shown["architecture"].startswith(name) and shown["encoder"].startswith("widths ")
-        assert shown["decoder"] == "not in this file" and "without its decoder" in shown["half a VAE"]
-        assert shown["latents"].startswith("16 channels") and f" in {len(encoder)} tensors" in shown["weights"]
-        Image.new("RGB", (16, 16)).save("a.png")
-        one_error(run("encode", "a.png", "l.safetensors", "--vae", "encoder.safetensors"), "encoder.safetensors")
-        inside = next(key for key in encoder if key.startswith("encoder."))
-        save_file({key: t for key, t in tensors.items() if key != inside}, "cut.safetensors", notes)
-        code, out, _ = run("info", "cut.safetensors")
-        assert code == 0 and "encoder         incomplete" in out and "half a VAE      it decodes" in out
-        save_file({key: t for key, t in encoder.items() if key != inside}, "bad.safetensors", notes)
-        one_error(run("info", "bad.safetensors"), "bad.safetensors", "decoder")
 
 
 def test_notes_of_thousands_of_digits_are_none(run, latent, noise):

@@ -30,10 +30,7 @@ from helpers import CAST_STEP, TOLERANCE, always, error, group_sums, true_sums
 
 HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 COPY = Norm("none")
-
-
-def scale_of(dtype):
-    return {INT8: 0.03, FP8: 0.02}.get(dtype, 1.0)
+SCALES = {INT8: 0.03, FP8: 0.02}
 
 
 def frames(d, h, w, c):
@@ -44,7 +41,7 @@ def planes(x, dtype, **store):
     """[D, H, W, C] -> the buffer of their planes, by the reference."""
     d, h, w, c = x.shape
     buffer = torch.empty(d, *buffer_shape(h, w, padded_channels(c, dtype)), dtype=dtype)
-    norm_act(x, COPY, buffer, store=Store(silu=False, scale=scale_of(dtype), **store))
+    norm_act(x, COPY, buffer, store=Store(silu=False, scale=SCALES.get(dtype, 1.0), **store))
     return buffer
 
 
@@ -82,10 +79,10 @@ def test_error_of_one_convolution(dtype):
     """About 2 dB more than the direct form's on operands of the same type."""
     x, weight = frames(3, 8, 32, 64), torch.randn(32, 64, 3, 3, 3) * (64 * 27) ** -0.5
     want, got, direct = true(x, weight), torch.empty(1, 8, 32, 32), torch.empty(1, 8, 32, 32)
-    told = Epilogue(scale=scale_of(dtype))
+    told = Epilogue(scale=SCALES.get(dtype, 1.0))
     conv3d(planes(x, dtype), pack_planes(weight, dtype), got, epilogue=told)
     plain = torch.empty(3, 10, 34, 64, dtype=dtype)
-    norm_act(x, COPY, plain, store=Store(silu=False, scale=scale_of(dtype)))
+    norm_act(x, COPY, plain, store=Store(silu=False, scale=SCALES.get(dtype, 1.0)))
     conv3d(plain, pack_weight(weight, dtype), direct, epilogue=told)
     assert error(got, want) < 1.36 * error(direct, want)  # 2.7 dB
 
@@ -101,7 +98,7 @@ def test_kernel_equals_reference(interpreter, form, size):
     d, h, w = size
     x, weight = frames(d + kt - 1, h, w, c), torch.randn(k, c, kt, 3, 3) * (9 * kt * c) ** -0.5
     buffer, packed = planes(x, dtype), pack_planes(weight, dtype)
-    told = Epilogue(torch.randn(k), torch.randn(*size, k).half(), 8, scale_of(dtype))
+    told = Epilogue(torch.randn(k), torch.randn(*size, k).half(), 8, SCALES.get(dtype, 1.0))
     got, again, want = (torch.full((*size, k), float("nan")) for _ in range(3))
     sums = conv3d(buffer, packed, got, epilogue=told, backend="triton")
     conv3d(buffer, packed, again, epilogue=told, backend="triton")
@@ -118,7 +115,7 @@ def test_chunks_bands_and_rings_keep_every_bit(interpreter, dtype):
     d, h, w, c = 2, 70, 3, 32
     x, weight = frames(d + 2, h, w, c), torch.randn(c, c, 3, 3, 3) * 0.03
     buffer, packed = planes(x, dtype), pack_planes(weight, dtype)
-    told = Epilogue(torch.randn(c), groups=8, scale=scale_of(dtype))
+    told = Epilogue(torch.randn(c), groups=8, scale=SCALES.get(dtype, 1.0))
     whole = torch.empty(d, h, w, c, dtype=HALF)
     sums = conv3d(buffer, packed, whole, epilogue=told, backend="triton")
     ring = torch.cat((buffer[-1:].float(), buffer[:-1].float())).to(dtype)
@@ -146,13 +143,13 @@ def test_phases_are_shuffled_into_the_output(backend, dtype, phases):
     buffer, packed = planes(x, dtype), pack_planes(weight, dtype, phases)
     around = torch.randn(d * pt, h * py, w * px, k).half()
     got = around.clone()
-    told = Epilogue(bias, got, scale=scale_of(dtype))
+    told = Epilogue(bias, got, scale=SCALES.get(dtype, 1.0))
     conv3d(buffer, packed, got, epilogue=told, backend=backend)
     for number in range(count):
         place = slice(number % pt, None, pt), slice(number // (pt * px), None, py), slice(number // pt % px, None, px)
         rows = slice(number * k, number * k + k)
         alone, want = pack_planes(weight[rows], dtype), torch.empty(d, h, w, k, dtype=HALF)
-        told = Epilogue(bias[rows], around[place], scale=scale_of(dtype))
+        told = Epilogue(bias[rows], around[place], scale=SCALES.get(dtype, 1.0))
         conv3d(buffer, alone, want, epilogue=told, backend=backend)
         assert torch.equal(got[place], want)
     with pytest.raises(ValueError, match="makes no sums"):
@@ -164,7 +161,7 @@ def test_a_clips_first_frames(backend, dtype):
     """Summed temporal taps: against all taps on the copies, and frame by frame against the whole."""
     x, weight = frames(4, 5, 7, 32), torch.randn(32, 32, 3, 3, 3) * 0.03
     buffer = planes(torch.cat((x[:1], x[:1], x)), dtype)
-    early, told = pack_planes(weight, dtype, early=True), Epilogue(scale=scale_of(dtype))
+    early, told = pack_planes(weight, dtype, early=True), Epilogue(scale=SCALES.get(dtype, 1.0))
     assert [piece.kernel for piece in early.early] == [(1, 3, 3), (2, 3, 3)]
 
     def run(first, count):
@@ -204,7 +201,7 @@ def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, l
     monkeypatch.setattr(dispatch, "kernels_for", always(capabilities("other", sm, (3, 6))))
     x, weight = frames(4, 5, 7, 64), torch.randn(32, 64, 3, 3, 3) * 0.03
     got, want = (torch.full((2, 5, 7, 32), float("nan")) for _ in range(2))
-    told = Epilogue(groups=8, scale=scale_of(dtype), half_accumulate=fast)
+    told = Epilogue(groups=8, scale=SCALES.get(dtype, 1.0), half_accumulate=fast)
     packed, buffer = pack_planes(weight, dtype), planes(x, dtype)
     sums = conv3d(buffer, packed, got, epilogue=told, backend="triton")
     conv3d(buffer, packed, want, epilogue=told, backend="reference")
@@ -219,7 +216,7 @@ def test_a_rest_makes_odd_widths(interpreter, dtype):
     packed, buffer = pack_planes(weight, dtype), planes(x, dtype)
     schedule = schedules.Schedule(positions=32, columns=32, depth=64, warps=4, stages=2, rest=32)
     outs = [torch.zeros(1, 5, 7, 48) for _ in range(2)]
-    told = Epilogue(torch.randn(48), groups=3, scale=scale_of(dtype))
+    told = Epilogue(torch.randn(48), groups=3, scale=SCALES.get(dtype, 1.0))
     sums = [
         conv3d(buffer, packed, out, epilogue=told, backend=backend, schedule=schedule)
         for out, backend in zip(outs, ("reference", "triton"), strict=True)
@@ -252,7 +249,7 @@ def test_int8_planes(interpreter):
     packed = pack_planes(weight, INT8)
     assert packed.mix.max() <= 4
     for out, backend in zip(outs, ("triton", "reference"), strict=True):
-        conv3d(planes(x, INT8), packed, out, epilogue=Epilogue(scale=scale_of(INT8)), backend=backend)
+        conv3d(planes(x, INT8), packed, out, epilogue=Epilogue(scale=SCALES.get(INT8, 1.0)), backend=backend)
         assert error(out, true(x, weight)) < 3e-2
 
 
