@@ -3,9 +3,18 @@ import copy
 import pytest
 import torch
 from zerowaste_vae.engine.archs.seedvr2 import Config
-from zerowaste_vae.engine.bench import schema
+from zerowaste_vae.engine.bench import schema, timing
 from zerowaste_vae.engine.bench.measure import Bench, Case
 from zerowaste_vae.engine.bench.subject import random_checkpoint
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_ceilings():
+    """No test here looks at how fast a CPU is: its rates are those of small matrices and copies."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "SIDES", (timing.SIDES[0], 64))
+        patch.setattr(timing, "COPIED", (timing.COPIED[0], 1 << 16))
+        yield
 
 
 @pytest.fixture(scope="session")

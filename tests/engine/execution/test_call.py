@@ -99,21 +99,21 @@ def test_plain_lines(vae_file, noise, said):
 
 def test_what_auto_gives_up_is_in_log_and_report(said, make_vae_file, noise):
     vae = load(make_vae_file(), device="cpu")
-    z = noise(1, 16, 2, 24, 24)
+    z = noise(1, 16, 2, 12, 12)
 
     def tight(half):
         """A little less than whole frames need, in GB."""
-        least = vae.planner.plan(half, (2, 24, 24), Request("untiled")).peak_bytes
+        least = vae.planner.plan(half, (2, 12, 12), Request("untiled")).peak_bytes
         while True:
             try:
-                least = vae.planner.plan(half, (2, 24, 24), Request("untiled"), Limits(least - 1)).peak_bytes
+                least = vae.planner.plan(half, (2, 12, 12), Request("untiled"), Limits(least - 1)).peak_bytes
             except PlanError:
                 return 0.99 * least / 2**30
 
     small = tight("decoder")
     frames = vae.decode(z, vram_gb=small)
     assert frames.isfinite().all()
-    assert said("decode: blended tiles are approximate; 192x192 untiled needs")
+    assert said("decode: blended tiles are approximate; 96x96 untiled needs")
     assert "blended tiles are approximate" in vae.last_report.plan
     assert "blended tiles are approximate" in vae.last_report.text()
     said.forget()
@@ -122,7 +122,7 @@ def test_what_auto_gives_up_is_in_log_and_report(said, make_vae_file, noise):
     video = frames[:, :5]
     vae.encode(video, vram_gb=tight("encoder"))
     assert said("encode: blended tiles are approximate")
-    with pytest.raises(PlanError, match="192x192 untiled needs"):
+    with pytest.raises(PlanError, match="96x96 untiled needs"):
         vae.decode(z, vram_gb=small, tiling="untiled")
 
 
