@@ -334,17 +334,18 @@ CONSOLES += [] if sys.platform == "win32" else [("utf-8", "bad\udcff.safetensors
 def test_no_console_ends_a_finished_run(tmp_path, vae_file, encoding, name):
     """Nor an error's line: whatever a console cannot show is shown as an escape."""
     Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
-
-    def call(*args):
-        command = [sys.executable, "-m", "zerowaste_vae", *args, "--vae", str(vae_file)]
-        environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
-        return done.returncode, done.stdout, done.stderr
-
-    code, out, err = call("encode", "a.png", name)
-    assert (code, out.count(b"\n")) == (0, 1) and (tmp_path / name).exists(), err
-    code, out, err = call("encode", "a.png", name)
-    assert (code, out, err.count(b"\n")) == (2, b"", 1) and b"exists already" in err, err
+    program = """
+import sys
+from zerowaste_vae.engine.cli import main
+codes = [main(sys.argv[1:]) for _ in range(2)]  # the second one finds the output of the first
+sys.exit(codes != [0, 2])
+"""
+    command = [sys.executable, "-c", program, "encode", "a.png", name, "--vae", str(vae_file)]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+    assert done.returncode == 0 and (tmp_path / name).exists(), done.stderr
+    assert done.stdout.count(b"\n") == 1, done.stdout
+    assert done.stderr.count(b"\n") == 1 and b"exists already" in done.stderr, done.stderr
 
 
 def test_output_may_be_any_object(monkeypatch, latent, vae_file, tmp_path):
