@@ -42,20 +42,23 @@ class Layout:
     def latent(self, samples: Tensor) -> Tensor:
         """Return LATENT samples as [B, C, T, h, w].
 
-        samples: [B, C, T, h, w], or with channels and time in one axis [B, C*T, h, w]; of pictures [B, C, h, w], and of
-        several latents in time the first, as the host takes it; [T, C, h, w] where a batch is one clip. Raises
-        InputError on other shapes.
+        samples: [B, C, T, h, w], one in time as [B, C, h, w], or where the family has those (SeedVR2) with channels and
+        time in one axis [B, C*T, h, w]; of pictures [B, C, h, w], and of several latents in time the first, as the host
+        takes it; [T, C, h, w] where a batch is one clip. Raises InputError on other shapes.
         """
         samples, still, c = of_frames(samples), self.still, self._channels
+        folded = self._architecture.folded
         if samples.ndim == 5 and samples.shape[1] == c:
             return samples[:, :, :1] if still else samples
         if self.joined and samples.ndim == 4 and samples.shape[1] == c:
             return samples.movedim(0, 1)[None]
         one = still or self.joined  # channels alone
-        if samples.ndim == 4 and (samples.shape[1] == c or (not one and samples.shape[1] % c == 0)):
+        if samples.ndim == 4 and (samples.shape[1] == c or (folded and samples.shape[1] % c == 0)):
             batch, _, height, width = samples.shape
             return samples.reshape(batch, c, -1, height, width)
-        shapes = f"[{'B' if still else 'T'}, {c}, h, w]" if one else f"[B, {c}, T, h, w] (or [B, {c}*T, h, w])"
+        shapes = f"[{'B' if still else 'T'}, {c}, h, w]" if one else f"[B, {c}, T, h, w]"
+        if folded:
+            shapes += f" (or [B, {c}*T, h, w])"
         raise InputError(
             "The latent comes from another kind of model than this VAE: connect the VAE of that model. This one "
             f"decodes latents {shapes}, not {list(samples.shape)}"

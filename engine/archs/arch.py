@@ -110,6 +110,8 @@ class Architecture:
     timed: bool = False
     #: Latents are frames of one clip, although each becomes one frame; ComfyUI has them, as pictures, in a batch.
     joined: bool = False
+    #: ComfyUI's latents of it may have channels and time in one axis, [B, C * T, h, w].
+    folded: bool = False
     #: ComfyUI's own VAE of this family encodes only whole latents, from the middle of the frame.
     crops: bool = True
     #: Parameters that every file of it holds, but networks of other programs do not: (name, values).

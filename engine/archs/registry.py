@@ -19,6 +19,7 @@ from . import (
     mage,
     minimax_h3,
     mochi,
+    qwen_image21,
     seedvr2,
     svd,
     wan,
@@ -31,6 +32,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ltx.ARCHITECTURE, ltx_diffusion.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE,
     hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, hunyuan_image.ARCHITECTURE, hunyuan_refiner.ARCHITECTURE,
     minimax_h3.ARCHITECTURE, mage.ARCHITECTURE, svd.ARCHITECTURE, cogvideox.ARCHITECTURE,
+    qwen_image21.ARCHITECTURE,
 )  # fmt: skip
 #: The architecture of plans, benchmarks and reasons if no file is given.
 DEFAULT = ARCHITECTURES[0]
@@ -56,12 +58,6 @@ _MOVQ = KeySet(
 _HUNYUAN15_DIFFUSERS = KeySet(
     "hunyuanvideo1.5-diffusers", ((f"{_NORM}.gamma", "decoder.mid_block.resnets.0.conv1.conv.weight"),),
     title="HunyuanVideo 1.5's VAE under diffusers' names (take the file with the original ones)",
-)  # fmt: skip
-_QWEN21 = KeySet(
-    "qwen-image-2.1",
-    tuple(tuple(f"{row}.4.{row.partition('.')[2]}.{i}.residual.2.weight" for i in (0, 1))
-          for row in ("decoder.upsamples", "encoder.downsamples")),
-    title="Qwen-Image 2.1's VAE",
 )  # fmt: skip
 # Each is identified by one name that no network above has; they come last, to decide only if nothing else does.
 _OTHERS = (
@@ -99,9 +95,9 @@ KEY_SETS = (
     seedvr2.KEYS, minimax_h3.ARCHITECTURE.keys, mage.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys,
     ltx_diffusion.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys,
     cogvideox.ARCHITECTURE.keys, _MOVQ, hunyuan15.ARCHITECTURE.keys, _HUNYUAN15_DIFFUSERS, hunyuan.ARCHITECTURE.keys,
-    hunyuan.DIFFUSERS,
-    cosmos.ARCHITECTURE.keys, _QWEN21, wan.WAN22.keys, wan.WAN21.keys, wan.DIFFUSERS,
-    svd.ARCHITECTURE.keys, svd.DIFFUSERS, hunyuan_image.ARCHITECTURE.keys, kl.DIFFUSERS, seedvr2.ENCODER_KEYS,
+    hunyuan.DIFFUSERS, cosmos.ARCHITECTURE.keys, qwen_image21.ARCHITECTURE.keys, wan.WAN22.keys, wan.WAN21.keys,
+    wan.DIFFUSERS, svd.ARCHITECTURE.keys, svd.DIFFUSERS, hunyuan_image.ARCHITECTURE.keys, kl.DIFFUSERS,
+    seedvr2.ENCODER_KEYS,
     kl.FLUX2.keys, kl.SD.keys, hunyuan_refiner.ARCHITECTURE.keys, kl.FLUX.keys, *_OTHERS,
 )  # fmt: skip
 #: The first name of each. Flux.2's is left out: its files have Flux's, too, and many other networks have such norms.

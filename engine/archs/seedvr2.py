@@ -109,6 +109,6 @@ PUBLISHED = Published(
     "SeedVR2", Config((128, 256, 512, 512), (128, 256, 512, 512)), r"seedvr|ema_vae", ("seedvr2",)
 )
 ARCHITECTURE = Architecture(
-    KEYS, 8, 4, 0.9152, Config.from_shapes, encoder, decoder, published=PUBLISHED, crops=False,
+    KEYS, 8, 4, 0.9152, Config.from_shapes, encoder, decoder, published=PUBLISHED, crops=False, folded=True,
     several=True,  # the published VAE and the demo VAE
 )

@@ -86,7 +86,7 @@ def decoder(config: Config) -> Program:
 
     return Program.of(
         "decoder", latent,
-        Linear("/conv2", latent), Conv("conv1", latent, w[0]), *_middle(w[0]), TILES,
+        Linear("/conv2", latent), Conv("conv1", latent, w[0]), *middle(w[0]), TILES,
         *level(0), STEP,
         *level(1), STEP,
         *level(2), *level(3), Pixels("head.0", "head.2", w[3], Length(), config.patch, config.decoder_colours),
@@ -109,13 +109,14 @@ def encoder(config: Config) -> Program:
         "encoder", config.encoder_colours,
         *patches, Conv("conv1", config.encoder_colours * config.patch**2, w[0]), *level(0), STEP,
         *level(1), *level(2), TILES,
-        *level(3), *_middle(w[3]),
+        *level(3), *middle(w[3]),
         Moments("head.0", "head.2", w[3], 2 * latent, Length()), Linear("/conv1", 2 * latent),
         head="zero",
     )  # fmt: skip
 
 
-def _middle(width: int) -> list[Step]:
+def middle(width: int) -> list[Step]:
+    """Return the steps at the latent's resolution."""
     return [
         Res("middle.0", width, width, Length(), NAMES),
         Attention("middle.1", width, Length(), joint=True),

@@ -44,15 +44,24 @@ class LatentFile:
 
     Reads our own key `latent` and ComfyUI's `latent_tensor` (as in ComfyUI, a file without the marker
     `latent_format_version_0` is multiplied by 1/0.18215). SeedVR2's collapsed form [B, C*T, h, w] is unfolded, [C, T,
-    h, w] gets a batch axis; a shape that could be both is refused. Raises InputError for anything else, and for NaN or
-    infinite values when they are read.
+    h, w] gets a batch axis, [B, C, h, w] one in time; a shape that could be both is refused. Raises InputError for
+    anything else, and for NaN or infinite values when they are read.
     """
 
     def __init__(
-        self, path: str | Path, channels: int = 16, item: int | None = None, still: bool = False, joined: bool = False
-    ) -> None:
-        """Read the header. item: the only clip of the file that is used. still: four axes are pictures, [B, C, h, w].
-        joined: they are one clip, [T, C, h, w]."""
+        self, path: str | Path, channels: int = 16, item: int | None = None, still: bool = False, joined: bool = False,
+        folded: bool = True,
+    ) -> None:  # fmt: skip
+        """Read the header.
+
+        Args:
+            path: of the file.
+            channels: C.
+            item: the only clip of the file that is used.
+            still: four axes are pictures, [B, C, h, w].
+            joined: four axes are one clip, [T, C, h, w].
+            folded: four axes may be the collapsed form of several latents in time.
+        """
         self.path = Path(path)
         with _opened(self.path) as file:
             self._stamp = stamp(self.path)
@@ -74,7 +83,7 @@ class LatentFile:
         elif joined and len(shape) == 4 and shape[1] == channels and (comfy or shape[0] != channels):
             whole, self._form = [1, channels, shape[0], *shape[2:]], "joined"
         else:
-            whole, self._form = _five_axes(path, shape, channels, batched=comfy)
+            whole, self._form = _five_axes(path, shape, channels, comfy, folded)
         if whole[1] != channels:
             raise InputError(f"{path}: has {whole[1]} channels, not {channels} (shape {whole})")
         if not self.vae_note:
@@ -118,10 +127,10 @@ class LatentFile:
 
 
 def read_latent(
-    path: str | Path, channels: int = 16, still: bool = False, joined: bool = False
+    path: str | Path, channels: int = 16, still: bool = False, joined: bool = False, folded: bool = True
 ) -> torch.Tensor:  # fmt: skip
     """Return all latents of a LatentFile."""
-    return LatentFile(path, channels, still=still, joined=joined).read()
+    return LatentFile(path, channels, still=still, joined=joined, folded=folded).read()
 
 
 def latent_metadata(path: str | Path) -> dict[str, str]:
@@ -154,12 +163,14 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path}: is a {'folder' if path.is_dir() else 'pipe or a device'}, not a file")
 
 
-def _five_axes(path: str | Path, shape: list[int], channels: int, batched: bool) -> tuple[list[int], str]:
+def _five_axes(
+    path: str | Path, shape: list[int], channels: int, batched: bool, folded: bool
+) -> tuple[list[int], str]:  # fmt: skip
     """Return the shape as [B, C, T, h, w], and the form in the file: "whole", "unbatched" or "collapsed"."""
     if len(shape) == 5:
         return shape, "whole"
     if len(shape) == 4:
-        collapsed = shape[1] > 0 and shape[1] % channels == 0
+        collapsed = shape[1] == channels or (folded and shape[1] > 0 and shape[1] % channels == 0)
         unbatched = shape[0] == channels and not batched
         if collapsed and unbatched:
             raise InputError(

@@ -82,7 +82,7 @@ class ExecutionContext(Memory):
         for i in self.inputs(conv, x, norm, self.coefficients_of(x, norm, sums), rows, geometry, behind):
             if free is not None:
                 free(i)
-            target, added = i.rows(out, factor), None if residual is None else i.rows(residual)
+            target, added = i.rows(out, factor), None if residual is None else i.rows(residual, factor)
             frames = []
             with self.arena.scope():
                 data = as_read(self, conv, i.data)

@@ -15,6 +15,7 @@ from zerowaste_vae.engine.archs import (
     mage,
     minimax_h3,
     mochi,
+    qwen_image21,
     seedvr2,
     svd,
     wan,
@@ -39,7 +40,8 @@ MODELS = {
     "ltx-diffusion": (ltx_diffusion.ARCHITECTURE, lambda: ltx_diffusion.ARCHITECTURE.published.config),
     "mage": (mage.ARCHITECTURE, lambda: mage.ARCHITECTURE.published.config),
     "mochi": (mochi.ARCHITECTURE, lambda: mochi.Config(None, mochi.ARCHITECTURE.published.config.decoder_levels)),
-    **{a.name: (a, lambda a=a: a.published.config) for a in (hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE)},
+    **{a.name: (a, lambda a=a: a.published.config) for a in (
+        hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, qwen_image21.ARCHITECTURE)},
     "minimaxh3": (minimax_h3.ARCHITECTURE, lambda: replace(
         minimax_h3.ARCHITECTURE.published.config, encoder_widths=(32, 32, 64, 64, 64, 128), layers=4)),
     "svd-tiny": (svd.ARCHITECTURE, svd.Config, (32, 32, 64, 64), (32, 64, 64, 128), 4, 4),

@@ -158,6 +158,8 @@ def test_what_does_not_fit_says_what_would(tiny):
         ("ltx-2.5-video-vae-conv-bf16.safetensors", "LTX-2.3"),
         ("full_encoder_small_decoder.safetensors", "Flux.2"), ("flux2-vae_small.safetensors", "Flux.2"),
         ("NetaYumev35_pretrained_all_in_one.safetensors", "Flux"), ("mage_flow_vae_bf16.safetensors", "Mage-VAE"),
+        ("qwen_image_2.1_vae_bf16.safetensors", "Qwen-Image 2.1"), ("Qwen-Image-2.1-VAE.safetensors", "Qwen-Image 2.1"),
+        ("svd_xt.safetensors", "Stable Video Diffusion"), ("cogvideox_vae.safetensors", "CogVideoX"),
     ],
 )  # fmt: skip
 def test_a_file_nobody_read_yet_is_planned_as_the_published_one_of_its_name(name, title):
@@ -182,9 +184,7 @@ def test_published_files_of_other_sizes_are_planned_with_their_own():
     "name",
     [
         "", "never loaded", "stage_a.safetensors", "taew2_1.safetensors", "lighttaew2_2.pth",
-        "qwen_image_2.1_vae_bf16.safetensors", "Qwen-Image-2.1-VAE.safetensors", "LTX2.5_audio_vae_conv.safetensors",
-        "ltx-2.3-audio-vae.safetensors", "minimax_h3_audio_vae.safetensors", "svd_xt.safetensors",
-        "mage_flow_vae_bf16.safetensors",
+        "LTX2.5_audio_vae_conv.safetensors", "ltx-2.3-audio-vae.safetensors", "minimax_h3_audio_vae.safetensors",
     ],
 )  # fmt: skip
 def test_there_is_no_plan_for_what_nobody_knows(name):

@@ -46,10 +46,10 @@ def average_down(x: Tensor, channels: int, temporal: bool, down: bool) -> Tensor
 @dataclass(frozen=True)
 class Average:
     """`average_down` as strided convolutions. `lead` is for a clip's first frame: it leaves out the earlier frame,
-    which is zero there."""
+    which is zero there; None where pictures have no other frames."""
 
     means: Conv
-    lead: Weight
+    lead: Weight | None
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,15 @@ class Packed:
 
 @dataclass(frozen=True)
 class Around(Step):
-    """y = steps(x) + shortcut(x); the shortcut repeats where the last step upsamples and takes means elsewhere."""
+    """y = steps(x) + shortcut(x); the shortcut repeats where the last step upsamples and takes means elsewhere.
+
+    paired: the shortcut of a picture is that of a clip's first frame where frames are doubled or halved, although the
+    steps leave their number as it is: of two frames only the last one is kept, or not zero.
+    """
 
     name: str
     steps: tuple[Step, ...]
+    paired: bool = False
 
     @property
     def time(self) -> tuple[int, int]:  # type: ignore[override]
@@ -98,22 +103,30 @@ class Around(Step):
         y = x
         for step in self.steps:
             y = step.plain(part, y, state)
+        batch = x.shape[0]
+        if self.paired:  # every picture is a clip
+            x, temporal, starts = x.transpose(1, 2).flatten(0, 1).unsqueeze(2), True, True
         if self.up:
-            return y + duplicate_up(x, y.shape[1], temporal, starts)
-        return y + average_down(x, y.shape[1], temporal, self.resamples)
+            around = duplicate_up(x, y.shape[1], temporal, starts)
+        else:
+            around = average_down(x, y.shape[1], temporal, self.resamples)
+        return y + (around.squeeze(2).unflatten(0, (batch, -1)).transpose(1, 2) if self.paired else around)
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         links = pack_chain(self.steps, part, operands, options)
         return Packed(links, None if self.up else self._average(part, operands.dtype))
 
     def _average(self, part: Callable[[str], nn.Module], dtype: torch.dtype) -> Average:
-        (_, z), (_, s) = self.time, self.space
+        z, s = 2 if self.paired else self.time[1], self.space[1]
         c_in, width = self.steps[0].c_in, self.channels(0)
         device = next(part(self.steps[0].name).parameters()).device
         samples = torch.arange(c_in * z * s * s, device=device) // (c_in * z * s * s // width)
         kernel = F.one_hot(samples, width).t().reshape(width, c_in, z, s, s) / (c_in * z * s * s // width)
+        lead = pack_weight(kernel[:, :, z - 1 :], dtype)
+        if self.paired:
+            return Average(Conv(f"{self.name} average", lead, None, stride=(1, s, s)), None)
         means = Conv(f"{self.name} average", pack_weight(kernel, dtype), None, stride=(z, s, s))
-        return Average(means, pack_weight(kernel[:, :, z - 1 :], dtype))
+        return Average(means, lead)
 
     def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
     groups: int,
@@ -122,8 +135,9 @@ class Around(Step):
         if self.resamples:
             self._shortcut(packed, run, x, out, starts)
             *before, last = packed.links
-            y, _ = through(run, before, size, given(x))
-            last.step.onto(last.packed, run, y, out, first, add=True)
+            with run.arena.scope():
+                y, _ = through(run, before, size, given(x))
+                last.step.onto(last.packed, run, y, out, first, add=True)
             return out, None
         if not self.in_place and out is None:
             out = run.take(*x.shape[:3], self.channels(0))
@@ -140,6 +154,10 @@ class Around(Step):
         if run.dry:
             return
         if packed.average is None:
+            if self.paired:
+                for picture, made in zip(x.split(1), out.split(1), strict=True):
+                    duplicate(picture, made, frames=2, drop=1)
+                return
             frames = self.time[0]
             duplicate(x, out, frames=frames, drop=int(starts and frames > 1))
             return

@@ -186,8 +186,10 @@ class FrameDown(Resampling):
                     run.product(conv, i.data, part, geometry=i.geometry, residual=part if add else None, start=start)
 
     def why_not_fused(self, style: Style) -> str | None:
-        fits = style.head == "zero" and style.border == "zero"
-        return None if fits else "its frames are halved behind and beside zeros, other convolutions are not"
+        fits = style.still or style.head == "zero"
+        if fits and style.border == "zero":
+            return None
+        return "its frames are halved behind and beside zeros, other convolutions are not"
 
     def taps(self, style: Style) -> Taps:
         return Taps(1, 0) if self.temporal else Taps()

@@ -252,25 +252,30 @@ class NearestUp(Resampling, Layered, Between):
     groups: int,
             first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
         if run.still:
-            return out, self._still(packed, run, x, out, groups)
+            return out, self._still(packed, run, x, out, groups, None)
         self.onto(packed, run, x, out, first, add=False)
         return out, None
 
-    def _still(self, packed: Doubled, run: ExecutionContext, x: Tensor, out: Tensor, groups: int) -> Partials | None:
+    def _still(
+        self, packed: Doubled, run: ExecutionContext, x: Tensor, out: Tensor, groups: int, residual: Tensor | None
+    ) -> Partials | None:  # fmt: skip
         """FrameUpsample pictures, band by band like their other convolutions."""
         if packed.composed:
-            return run.conv(packed.space, x, out, groups=groups)
+            return run.conv(packed.space, x, out, groups=groups, residual=residual)
         with run.arena.scope():
             frames = run.take(*out.shape[:3], self.c_in)
             if not run.dry:
                 frames.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).copy_(x[:, :, None, :, None])
-            return run.conv(packed.space, frames, out, groups=groups)
+            return run.conv(packed.space, frames, out, groups=groups, residual=residual)
 
     def layers(self, packed: Doubled, groups: int) -> tuple[Layer, ...]:
         return (Layer(packed.space, COPY, groups),) if packed.composed and packed.time is None else ()
 
     def onto(self, packed: Doubled, run: ExecutionContext, x: Tensor, out: Tensor, first: int, add: bool) -> None:
         """Write x [D, H, W, C], overwritten, to out [F, 2H, 2W, K], or add it to `out` (`add`)."""
+        if run.still:
+            self._still(packed, run, x, out, 0, out if add else None)
+            return
         h, w, c = x.shape[1:]
         time, space, f = packed.time, packed.space, out.shape[0]
         lead = int(first == 0 and self.temporal)

@@ -1,5 +1,5 @@
-"""Flux's VAE at its published widths on a real GPU: bits in every batch, band and placement, rounding beside plain
-torch."""
+"""Flux's and Qwen-Image 2.1's VAEs at their published widths on a real GPU: bits in every batch, band and placement,
+rounding beside plain torch."""
 
 import math
 from dataclasses import replace
@@ -15,24 +15,28 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
-WARM = ("flux",)
+WARM = ("flux", "qwenimage2.1")
 PLACEMENTS = [
     (Steps(1, 0), None), (Steps(3, 0), None), (Steps(1, 0), Parking(None, 0)), (Steps(2, 0), Parking(None, 64 << 20)),
     (Steps(1, 0), Parking(None, 0, streams=0)),
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["bf16", "fp16", "fp8", "int8"])
+@pytest.fixture(scope="module", params=[
+    ("flux", "bf16"), ("flux", "fp16"), ("flux", "fp8"), ("flux", "int8"), ("qwenimage2.1", "bf16"),
+])  # fmt: skip
 def vae(request):
-    made = make("flux", request.param)
-    if made.precision != request.param:
-        pytest.skip(f"{request.param} does not run on {torch.cuda.get_device_name()}")
+    name, precision = request.param
+    made = make(name, precision)
+    if made.precision != precision:
+        pytest.skip(f"{precision} does not run on {torch.cuda.get_device_name()}")
     return made
 
 
 def test_every_batch_and_band_has_the_same_bits(vae, noise, monkeypatch):
     z = noise(3, vae.latent_channels, 1, 37, 21)
-    pictures = (noise(3, 37 * 8 + 5, 21 * 8 + 3, 3) * 50 + 128).clamp(0, 255).byte()
+    s = vae.spatial
+    pictures = (noise(3, 37 * s + 5, 21 * s + 3, vae.colours[0]) * 50 + 128).clamp(0, 255).byte()
     assert vae.fused() is not None
     frames, latent = vae.decode(z), vae.encode(pictures)
     plain = vae.planner.plan
@@ -51,7 +55,7 @@ def test_rounding_is_no_worse_than_plain_torchs(vae, noise):
     if vae.precision not in ("bf16", "fp16"):
         pytest.skip("8 bit has its own floor")
     z = noise(1, vae.latent_channels, 1, 48, 40)
-    exact = make("flux", "fp32").decode(z)
+    exact = make(vae.arch, "fp32").decode(z)
 
     def decibels():
         return 10 * math.log10(1 / (vae.decode(z).double() - exact.double()).square().mean().item())

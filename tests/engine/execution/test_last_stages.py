@@ -17,6 +17,7 @@ from zerowaste_vae.engine.archs import (
     ltx,
     minimax_h3,
     mochi,
+    qwen_image21,
     seedvr2,
     svd,
     wan,
@@ -58,6 +59,7 @@ CONFIGS = {
     "hunyuanimage-refiner": hunyuan_refiner.Config(FIVE, FIVE[::-1], 16, norm_groups=8),
     "cogvideox": cogvideox.Config(WIDTHS, WIDTHS, layers=1),
     "mage": SMALL["mage"],
+    "qwenimage2.1": qwen_image21.Config((32, 32, 32, 64, 64), FIVE, 16),
     "minimaxh3": minimax_h3.Config((32, *WIDTHS, 32), 64, 2, 96),
     "svd": svd.Config(WIDTHS, WIDTHS, 4, 4, resnets=(1, 1), norm_groups=4),
 }

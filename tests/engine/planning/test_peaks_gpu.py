@@ -39,14 +39,17 @@ def pictures(frames, height, width):
 
 @pytest.mark.parametrize(
     ("name", "precision", "latents", "height", "width", "gb"),
-    [("flux", "bf16", 1, 160, 160, 0), ("seedvr2", "fp16", 5, 60, 80, 6), ("hunyuanvideo", "bf16", 5, 44, 80, 6)],
-)
+    [
+        ("flux", "bf16", 1, 160, 160, 0), ("qwenimage2.1", "bf16", 1, 64, 64, 0), ("seedvr2", "fp16", 5, 60, 80, 6),
+        ("hunyuanvideo", "bf16", 5, 44, 80, 6),
+    ],
+)  # fmt: skip
 def test_calls_in_a_row_keep_to_what_is_stated(noise, name, precision, latents, height, width, gb):
     """Decodes and encodes in turns: the other half's packed weights stay, and no call reserves its frames anew."""
     others = reserved()
     vae = make(name, precision)
     z = noise(1, vae.latent_channels, latents, height, width)
-    video = pictures(vae.frames(latents), 8 * height, 8 * width)
+    video = pictures(vae.frames(latents), vae.spatial * height, vae.spatial * width)
     vae.decode(z, vram_gb=gb)
     for work, source in ((vae.encode, video), (vae.decode, z)):
         work(source, vram_gb=gb)
