@@ -36,6 +36,7 @@ CELLS = {
     **{key: ((4, 7, 6), (2, 45, 80)) for key in product(["hunyuanvideo1.5"], ["fp16"], HALVES)},
     **{key: ((3, 37, 21), (1, 256, 256)) for key in product(["flux"], ["bf16"], HALVES)},
     **{key: ((3, 37, 21),) for key in product(["flux"], ["fp16", "fp8", "int8"], HALVES)},
+    **{key: ((3, 37, 21),) for key in product(["qwenimage2.1"], ["bf16"], HALVES)},
     **{key: ((4, 37, 27),) for key in product(["seedvr2-128 winograd"], ["fp16", "fp8", "int8"], HALVES)},
     ("hunyuanvideo1.5-128 winograd", "fp16", "decode"): ((4, 7, 6),),
 }
