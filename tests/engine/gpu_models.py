@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from zerowaste_vae import Checkpoint, VideoVAE, load
 from zerowaste_vae.engine.archs import (
+    cogvideox,
     hunyuan,
     hunyuan15,
     kl,
@@ -41,7 +42,7 @@ MODELS = {
     "mage": (mage.ARCHITECTURE, lambda: mage.ARCHITECTURE.published.config),
     "mochi": (mochi.ARCHITECTURE, lambda: mochi.Config(None, mochi.ARCHITECTURE.published.config.decoder_levels)),
     **{a.name: (a, lambda a=a: a.published.config) for a in (
-        hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, qwen_image21.ARCHITECTURE)},
+        hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, qwen_image21.ARCHITECTURE, cogvideox.ARCHITECTURE)},
     "minimaxh3": (minimax_h3.ARCHITECTURE, lambda: replace(
         minimax_h3.ARCHITECTURE.published.config, encoder_widths=(32, 32, 64, 64, 64, 128), layers=4)),
     "svd-tiny": (svd.ARCHITECTURE, svd.Config, (32, 32, 64, 64), (32, 64, 64, 128), 4, 4),
@@ -69,7 +70,8 @@ def make(name: str, precision: str) -> VideoVAE:
 
 
 def _weight(key: str, noise: torch.Tensor) -> torch.Tensor:
-    if key.endswith("gamma") or ("norm" in key and key.endswith("weight")) or key.endswith("_layers.0.weight"):
+    norms = key.endswith("weight") and "norm" in key and ".conv_" not in key  # such norms have convolutions
+    if norms or key.endswith(("gamma", "_layers.0.weight")):
         return 1 + 0.2 * noise
     return noise * (noise[0].numel() ** -0.5 if noise.ndim > 1 else 0.1)
 

@@ -33,6 +33,7 @@ CELLS = {
     ("ltx", "bf16", "decode"): ((6, 7, 9),),
     ("mochi", "fp16", "decode"): ((4, 20, 24),),
     **{key: ((5, 14, 11),) for key in product(["hunyuanvideo"], ["bf16"], HALVES)},
+    **{key: ((4, 14, 11),) for key in product(["cogvideox"], ["bf16", "fp8", "int8"], HALVES)},
     **{key: ((4, 7, 6), (2, 45, 80)) for key in product(["hunyuanvideo1.5"], ["fp16"], HALVES)},
     **{key: ((3, 37, 21), (1, 256, 256)) for key in product(["flux"], ["bf16"], HALVES)},
     **{key: ((3, 37, 21),) for key in product(["flux"], ["fp16", "fp8", "int8"], HALVES)},

@@ -8,11 +8,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from zerowaste_vae import load
 from zerowaste_vae.engine.archs import by_file, cogvideox, detect, find_key_set
 from zerowaste_vae.engine.archs.registry import KEY_SETS
+from zerowaste_vae.engine.bench.subject import copy_of, random_checkpoint
 from zerowaste_vae.engine.checkpoints import Checkpoint
+from zerowaste_vae.engine.cli import main
+from zerowaste_vae.engine.media.pngs import write_png_folder
 from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits
@@ -176,6 +179,50 @@ def test_blended_tiles_on_either_walk(tiny, noise):
     torch.testing.assert_close(fused.decode(z, start=3, frames=5, **options), expected[:, 3:8], rtol=0, atol=1e-5)
     video = plain.decode(z)
     close(fused.encode(video, **options), plain.encode(video, **options))
+
+
+def test_several_devices(tiny, noise):
+    fused, z = tiny[1], noise(1, 4, 4, 3, 5)
+    frames = fused.decode(z)
+    assert torch.equal(fused.decode(z, devices=["cpu", "cpu"]), frames)
+    assert torch.equal(fused.encode(frames, devices=["cpu", "cpu"]), fused.encode(frames))
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+def test_8_bit_stays_close(precision, noise, monkeypatch):
+    """On a CPU: the same numbers as on a GPU."""
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
+    weights = random_checkpoint(cogvideox.Config((32,) * 4, (32,) * 4, 16, 1), architecture=ARCHITECTURE)
+    exact, vae = (load(copy_of(weights), p, "cpu") for p in ("fp32", precision))
+    z = noise(1, 16, 3, 3, 4)
+    frames, expected = vae.decode(z), exact.decode(z)
+    assert f"convolutions in {precision}" in vae.last_report.operands
+    assert 25 < -10 * float((frames - expected).square().mean().log10()) < 60
+    latent, right = vae.encode(expected), exact.encode(expected)
+    assert f"convolutions in {precision}" in vae.last_report.operands
+    assert 15 < -10 * float(((latent - right) / right.std()).square().mean().log10()) < 60
+
+
+def test_the_commands_take_its_files(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_file(tiny[0].model.state_dict(), "w.safetensors", {"norm_num_groups": "4"})
+    write_png_folder("in", torch.rand(3, 35, 45, 3, generator=torch.Generator().manual_seed(0)))
+    assert main(["convert", "w.safetensors", "w.gguf", "--type", "f16", "--quiet"]) == 0
+    assert main(["info", "w.gguf"]) == 0
+    assert "cogvideox, " in capsys.readouterr().out
+    assert main(["encode", "in", "z.safetensors", "--vae", "w.gguf", "--quiet"]) == 0
+    assert load_file("z.safetensors")["latent"].shape == (1, 4, 2, 5, 6)
+    assert main(["decode", "z.safetensors", "r.safetensors", "--vae", "w.gguf", "--quiet"]) == 0
+    assert load_file("r.safetensors")["frames"].shape == (1, 3, 35, 45, 3)
+    assert main(["plan", "--vae", "w.gguf", "--size", "64x48", "--frames", "9", "--vram-gb", "8"]) == 0
+
+
+def test_winograd_is_for_its_encoder(tiny, noise):
+    """Norms that see the latents write plain frames: under --on winograd the decoder keeps its bits."""
+    fused, z = tiny[1], noise(1, 4, 2, 3, 5)
+    assert torch.equal(fused.with_options(fused.options.switched(on=["winograd"])).decode(z), fused.decode(z))
+    config = ARCHITECTURE.published.config
+    assert not cogvideox.decoder(config).planes and cogvideox.encoder(config).planes
 
 
 def test_whole_frames_within_a_limit():

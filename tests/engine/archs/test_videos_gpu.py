@@ -1,5 +1,5 @@
-"""LTX, Mochi and HunyuanVideo at their published widths on a real GPU: bits in every chunking and placement, and
-rounding beside plain torch."""
+"""LTX, Mochi, HunyuanVideo and CogVideoX at their published widths on a real GPU: bits in every chunking and
+placement, and rounding beside plain torch."""
 
 import math
 from dataclasses import replace
@@ -16,11 +16,12 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
-WARM = ("ltx", "mochi", "hunyuanvideo", "hunyuanvideo1.5")
+WARM = ("ltx", "mochi", "hunyuanvideo", "hunyuanvideo1.5", "cogvideox")
 #: Family -> its type of 16 bit, and latents [T, h, w] of a clip.
 FAMILIES = {
     "ltx": ("bf16", (6, 7, 9)), "mochi": ("fp16", (4, 20, 24)),
     "hunyuanvideo": ("bf16", (5, 14, 11)), "hunyuanvideo1.5": ("fp16", (4, 7, 6)),
+    "cogvideox": ("bf16", (4, 14, 11)),
 }  # fmt: skip
 PLACEMENTS = [
     (Steps(1, 1), None), (Steps(2, 3), None), (Steps(3, 16), None), (Steps(1, 1), Parking(None, 0)),
@@ -47,11 +48,9 @@ def test_equal_bits(pair, monkeypatch):
     vae, z = pair
     assert vae.fused() is not None and vae.planner.walk.why_not("decoder") is None
     frames, plain = vae.decode(z), vae.planner.plan
-    _, every = vae.model.decoder.program.chunk or (1, 1)
+    fixed = vae.model.decoder.program.fixed(z.shape[2])  # its norms take frames of that together
     for steps, parking in PLACEMENTS:
-        if every > 1 and (steps.latents, steps.frames) != (every, every * vae.temporal):
-            continue  # its norms take so many latents, and all their frames, together
-        other = {"steps": steps, "parking": parking}
+        other = {"steps": fixed or steps, "parking": parking}
         monkeypatch.setattr(vae.planner, "plan", lambda *a, o=other, **k: replace(plain(*a, **k), **o))
         for _ in range(3 if why_none(True, vae.plan_decode(*z.shape[2:]), vae.temporal) is None else 1):
             assert torch.equal(vae.decode(z), frames), other
@@ -77,6 +76,28 @@ def test_equal_bits_encode(pair):
     latent = vae.encode(clip)
     for chunk in (1, 2, 3):
         assert torch.equal(vae.encode(clip, chunk=chunk), latent), chunk
+
+
+def test_pieces_that_graphs_replay(pair):
+    """A clip that begins with one frame, whose history goes, and pieces of one kind behind it."""
+    vae, _ = pair
+    if not vae.model.encoder or not vae.model.encoder.program.piece:
+        pytest.skip("its chunks are no part of the model")
+    clip = torch.rand(33, 112, 96, 3, generator=torch.Generator().manual_seed(2))
+    latent = vae.with_options(vae.options.switched(off=["cuda_graphs"])).encode(clip)
+    for _ in range(3):
+        assert torch.equal(vae.encode(clip), latent)
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+def test_conditioned_norms_in_8_bit(latents, precision):
+    """Whole and in bands, and close to what fp32 gives."""
+    vae = make("cogvideox", precision)
+    z = latents("cogvideox", 16, (4, 14, 11))
+    frames = vae.decode(z)
+    assert precision in vae.last_report.operands
+    assert torch.equal(vae.decode(z, tiling="exact", tile=32), frames) and vae.last_report.parked_gb > 0
+    assert decibels(frames, make("cogvideox", "fp32").decode(z)) > 25
 
 
 def decibels(frames, exact):
