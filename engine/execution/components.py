@@ -133,7 +133,7 @@ class PlainComponents:
         self._model = model
         self._architecture = architecture
         self._dtype = dtype
-        self._last = options.channels_last_3d is True
+        self._last, self._overlap = options.channels_last_3d is True, options.overlap
         self._copies: dict[str, Half] = {}
 
     @property
@@ -173,8 +173,8 @@ class PlainComponents:
     def half(self, name: str, scale: float, device: torch.device, seed: int | None = None) -> PlainComponent:
         """Return "encoder" or "decoder" for clips. scale: latents are divided by it. seed: of noise within the
         network."""
-        a = self._architecture
-        return PlainComponent(self.there(name, device), a.spatial, a.temporal, scale, self._dtype, device, seed)
+        a, there = self._architecture, self.there(name, device)
+        return PlainComponent(there, a.spatial, a.temporal, scale, self._dtype, device, seed, self._overlap)
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]

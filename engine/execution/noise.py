@@ -10,7 +10,8 @@ from torch import Tensor
 from ..errors import InputError
 from ..network.state import drawn
 from ..network.steps import Latents
-from ..runtime.pinned import staged
+from ..runtime.pinned import staging
+from ..system.devices import uploads
 
 
 def with_noise(latent: Tensor, share: float, seed: int) -> Tensor:
@@ -44,7 +45,8 @@ class FrameNoise:
     """The noise that a decoder begins with, frame by frame of a whole clip, the same for every clip of a batch.
 
     Without a seed it is what ComfyUI draws for a whole clip: one draw with seed 0, on the device and in the type of the
-    VAE. It waits in host memory. A seed's noise goes by the place of a frame alone, however long the clip is.
+    VAE. It waits in host memory, and is copied to a GPU while that works. A seed's noise goes by the place of a frame
+    alone, however long the clip is.
 
     Attributes:
         corner: the first row and column, in pixels, of the tile that the noise is for.
@@ -56,18 +58,27 @@ class FrameNoise:
     ) -> None:  # fmt: skip
         """Draw the noise of `clips` clips at once."""
         self.corner = 0, 0
-        self._seed, self._size = seed, (3, height, width)
+        self._seed, self._size, self._device = seed, (3, height, width), device
         if seed is None:
             generator = torch.Generator(device).manual_seed(0)
             made = torch.randn(clips, 3, frames, height, width, generator=generator, device=device, dtype=dtype)
-            hosted = made.transpose(1, 2).contiguous().cpu()
-            locked = staged(hosted) if device.type == "cuda" else None
-            self._drawn = hosted if locked is None else locked
+            shape = clips, frames, 3, height, width
+            locked = staging(shape, dtype) if device.type == "cuda" else None
+            self._drawn = torch.empty(shape, dtype=dtype) if locked is None else locked
+            self._drawn.copy_(made.transpose(1, 2))
 
     def __call__(self, frame: int, clip: int = 0) -> Tensor:
-        """Return a frame's noise from the corner on, [3, H, W]."""
+        """Return a frame's noise from the corner on, [3, H, W], on the device."""
         whole = self._drawn[clip, frame] if self._seed is None else drawn(self._seed, f"frame {frame}", *self._size)
-        return whole[:, self.corner[0] :, self.corner[1] :]
+        part = whole[:, self.corner[0] :, self.corner[1] :]
+        if self._device.type != "cuda":
+            return part.to(self._device)
+        current, copies = torch.cuda.current_stream(self._device), uploads(self._device)
+        with torch.cuda.stream(copies):
+            there = part.to(self._device, non_blocking=True)
+        current.wait_stream(copies)
+        there.record_stream(current)
+        return there
 
 
 def noised(

@@ -91,14 +91,13 @@ class PlainPass:
 class PlainComponent:
     """A component (encoder or decoder) that executes clips eagerly (execution/clip.py)."""
 
-    ahead = False
-
     def __init__(
         self, half: Half, spatial: int, temporal: int, scale: float, dtype: torch.dtype, device: torch.device,
-        seed: int | None = None,
+        seed: int | None = None, overlap: bool = False,
     ) -> None:  # fmt: skip
+        """overlap: results that come a few frames at a time are copied to the host while the next ones are made."""
         self.program, self.spatial, self.temporal = half.program, spatial, temporal
-        self._seed = seed
+        self._seed, self.ahead = seed, overlap and any(step.lazy for step in half.program.steps)
         self._decode_features = functools.partial(decode_features, seed=seed)
         self._decode_frames = functools.partial(decode_frames, seed=seed)
         self._half, self._scale, self._dtype, self._device = half, scale, dtype, device

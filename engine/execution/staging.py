@@ -64,10 +64,11 @@ class StagedWriter:
     out, frames in transit are still delivered; after any other error they are only waited for."""
 
     def __init__(self, out: Results, frames: int, device: torch.device, finish: Finish, ahead: bool = True) -> None:
-        """Prepare for at most `frames` frames per write, from `device`.
+        """Prepare to write from `device`, `frames` frames at once.
 
         ahead False, or no memory that can be locked: every write waits for its copy."""
         self._out = out
+        self._most = frames
         self._finish = finish
         self._free: list[_Staged] = []
         self._waiting: list[tuple[int, int, int, _Staged]] = []
@@ -95,6 +96,10 @@ class StagedWriter:
             pixels: [f, H, W, C] of the output's type; they may be changed on return.
             health: float32 [], for `finish`.
         """
+        for i, part in enumerate(pixels.split(self._most)):
+            self._write(clip, first + i * self._most, part, health)
+
+    def _write(self, clip: int, first: int, pixels: Tensor, health: Tensor) -> None:
         count = pixels.shape[0]
         if not self._ahead:
             target = self._out.room(clip, first, count)

@@ -56,6 +56,12 @@ class Target:
         return (80 <= self.sm < 90 or self.sm >= 120) and self.triton in GLUON
 
     @property
+    def wgmma(self) -> bool:
+        """Return True if groups of four warps multiply from shared memory, and the Triton is one whose lower-level
+        language this pack's kernels for that are written in."""
+        return self.sm == 90 and self.set is None and self.triton in GLUON
+
+    @property
     def set(self) -> str | None:
         """Return the prebuilt set whose kernels run, or None."""
         return self.way if self.way in FORMS else None

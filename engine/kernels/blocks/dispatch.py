@@ -11,7 +11,7 @@ from ..observe import observed
 from ..targets import Target, interpreted, kernels_for, on_device
 from . import reference
 from .angles import Place, shares
-from .schedules import Schedule, pick
+from .schedules import WIDE, Schedule, pick
 
 #: Channels that a program's rows may have, and half the channels of a head.
 WIDTHS, HALVES = (32, 64, 128, 256), (16, 32, 64)
@@ -32,7 +32,7 @@ def projected(
     """Compute queries, keys and values of normalised tokens; normalise and rotate queries and keys.
 
     Rows of x are divided by the root of their mean square plus eps. So is each head of a query or key, which is then
-    multiplied by its norm; its channel i turns against channel i + head / 2.
+    multiplied by its norm; channels 2 i and 2 i + 1 turn against each other.
 
     Args:
         x: [R, C].
@@ -91,29 +91,30 @@ def _halves(head: int) -> dict[str, int]:
 
 @observed
 def gated_product(
-    x: Tensor, gate: Tensor, up: Tensor, biases: Tensor | None, eps: float, out: Tensor, *, backend: str = "auto",
+    x: Tensor, weight: Tensor, biases: Tensor | None, eps: float, out: Tensor, *, backend: str = "auto",
     schedule: Schedule | None = None,
 ) -> None:  # fmt: skip
     """Write SiLU of one product of normalised tokens times another.
 
     Args:
         x: [R, C], divided by the root of its mean square plus eps.
-        gate, up: [D, C]; x's norm is part of them.
-        biases: [2, D], of both.
+        weight: [2 D, C], rows of the product in SiLU and of the other in turn; x's norm is part of it.
+        biases: [2 D], likewise.
         out: [R, D].
     """
     here = _kernels(x, backend)
     if here is None:
         if x.is_meta:
             return
-        reference.gated_product(x, gate, up, biases, eps, out)
+        reference.gated_product(x, weight, biases, eps, out)
         return
-    s = schedule or pick(here.sm)[1]
+    wide = schedule is None and here.wgmma and x.shape[1] >= 64 and out.shape[1] % WIDE.columns == 0
+    s = WIDE if wide else schedule or pick(here.sm)[1]
+    more = {} if wide else {"UPCAST": _upcast(x), "num_stages": s.stages}
     with on_device(x):
-        launcher("blocks.gated_kernel", here)[(-(-x.shape[0] // s.rows),)](
-            x, gate, up, x if biases is None else biases, out, x.shape[0], eps, C=x.shape[1], D=out.shape[1],
-            BIASED=biases is not None, UPCAST=_upcast(x), BM=s.rows, BN=s.columns, num_warps=s.warps,
-            num_stages=s.stages,
+        launcher(f"blocks.{'wide_' * wide}gated_kernel", here)[(-(-x.shape[0] // s.rows),)](
+            x, weight, x if biases is None else biases, out, x.shape[0], eps, C=x.shape[1], D=out.shape[1],
+            BIASED=biases is not None, BM=s.rows, BN=s.columns, num_warps=s.warps, **more,
         )  # fmt: skip
 
 

@@ -42,15 +42,14 @@ def _turned(x: Tensor, norm: Tensor, table: Tensor, place: Place, eps: float) ->
     turns = torch.cat((of_frame[place.first + frame], of_row[row], of_column[column]), 1)
     cos, sin = (t[:, None] for t in turns.unbind(-1))
     wide = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * norm.float()
-    a, b = wide.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    a, b = wide.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
 
 
-def gated_product(x: Tensor, gate: Tensor, up: Tensor, biases: Tensor | None, eps: float, out: Tensor) -> None:
-    wide = _normed(x, eps)
-    first, second = (None, None) if biases is None else biases.float()
+def gated_product(x: Tensor, weight: Tensor, biases: Tensor | None, eps: float, out: Tensor) -> None:
     with exact_math(x.device):
-        g, u = F.linear(wide, gate.float(), first), F.linear(wide, up.float(), second)
+        made = F.linear(_normed(x, eps), weight.float(), None if biases is None else biases.float())
+    g, u = made.unflatten(1, (-1, 2)).unbind(2)
     # SiLU is 0 at -inf, where its quotient would be NaN.
     out.copy_(F.silu(g).masked_fill_(g == -torch.inf, 0.0) * u)
 

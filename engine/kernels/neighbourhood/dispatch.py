@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -11,8 +12,8 @@ from ..launching import launcher
 from ..observe import observed
 from ..targets import Target, interpreted, kernels_for, on_device
 from . import reference
-from .schedules import Schedule, pick
-from .windows import Window, regions
+from .schedules import LONGEST, Schedule, pick
+from .windows import TERMS, Window, hidden
 
 #: Sizes of a head that the kernel takes.
 HEADS = (16, 32, 64, 128)
@@ -50,7 +51,7 @@ def neighbourhood(
         shapes = f"{list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         raise ValueError(f"neighbourhood needs queries and keys of one size and type, not {shapes}")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    fits = q.dtype in (torch.float16, torch.bfloat16) and q.shape[4] in HEADS
+    fits = q.dtype in (torch.float16, torch.bfloat16) and q.shape[4] in HEADS and max(window.kernel) <= LONGEST
     here = kernels_for(q.device, backend) if fits or backend == "triton" else None
     if here is None:
         if not q.is_meta:
@@ -69,18 +70,20 @@ def launch(
     frames, height, width, heads, head = q.shape
     s = schedule or pick(here.sm)
     kernel = window.within(height, width)
-    size = tuple(t + k - 1 for t, k in zip(s.queries[1:], window.kernel[1:], strict=True))
-    r = regions(height, width, kernel[1:], s.queries[1:], size, s.keys, q.device)
+    tile, size = s.tile(window.kernel)
+    table, kinds, grid = hidden(height, width, kernel[1:], tile, size, q.dtype, q.device)
     peak = bound * LOG2E
     # fp16 weights would lose their small values below 2^-14.
     bounded = peak <= LARGEST_PEAK and q.dtype != torch.float16
-    programs = heads * math.prod(r.grid) * -(-frames // s.queries[0])
-    # Weights on the meta device have no bound: there both forms are recorded.
-    for running in (False, True) if q.is_meta else (not bounded,):
+    programs = heads * math.prod(grid) * -(-frames // s.frames)
+    inside = height >= size[0] and width >= size[1]
+    # Weights on the meta device have no bound, and frames there stand for all sizes: all forms are recorded.
+    forms = itertools.product((False, True), repeat=2) if q.is_meta else ((inside, not bounded),)
+    for whole, running in forms:
         launcher("neighbourhood.neighbourhood_kernel", here)[(programs,)](
-            q, k, v, r.bias, r.classes, out, frames, height, width, window.first, window.clip, ring, k.shape[0],
-            *r.grid, *kernel, LOG2E, 0.0 if running else peak, HEADS=heads, D=head, TOKEN_Q=q.stride(2),
-            TOKEN_K=k.stride(2), RH=size[0], RW=size[1], BT=s.queries[0], BH=s.queries[1], BW=s.queries[2],
-            BM=max(16, 1 << (math.prod(s.queries) - 1).bit_length()), BN=s.keys, RUNNING=running,
-            UPCAST=interpreted() and q.is_cpu and q.dtype == torch.bfloat16, num_warps=s.warps, num_stages=s.stages,
+            q, k, v, table, kinds, out, frames, height, width, window.first, window.clip, ring, k.shape[0], *grid,
+            *kernel, LOG2E, 0.0 if running else peak, HEADS=heads, D=head, TOKEN_Q=q.stride(2), TOKEN_K=k.stride(2),
+            RH=size[0], RW=size[1], BT=s.frames, BH=tile[0], BW=tile[1], BM=s.queries, BN=s.keys, TERMS=TERMS,
+            INSIDE=whole, RUNNING=running, UPCAST=interpreted() and q.is_cpu and q.dtype == torch.bfloat16,
+            num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip

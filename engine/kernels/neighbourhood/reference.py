@@ -17,11 +17,11 @@ def neighbourhood(q: Tensor, k: Tensor, v: Tensor, window: Window, ring: int, ou
     frames, height, width = q.shape[:3]
     _, *inside = window.within(height, width)
     tall, wide = (min(t + k - 1, n) for t, k, n in zip(TILE, inside, (height, width), strict=True))
-    r = regions(height, width, tuple(inside), TILE, (tall, wide), 1, q.device)
+    r = regions(height, width, tuple(inside), TILE, (tall, wide))
     down, across = r.grid
     columns = _places(width, TILE[1], wide, inside[1], across, q.device)
     queries = (torch.arange(across * TILE[1], device=q.device)).clamp(max=width - 1)
-    bias = r.bias[r.classes.long()].view(down, across, 1, *r.bias.shape[1:]) == 0
+    above, beside = (t[kinds].to(q.device) for t, kinds in ((r.rows, r.down), (r.columns, r.across)))
     for frame in range(frames):
         slots = [(f + ring) % k.shape[0] for f in window.frames(window.first + frame)]
         for i in range(down):
@@ -32,7 +32,8 @@ def neighbourhood(q: Tensor, k: Tensor, v: Tensor, window: Window, ring: int, ou
             keys, values = (
                 t[slots, top : top + tall][:, :, columns].permute(2, 4, 0, 1, 3, 5).flatten(2, 4) for t in (k, v)
             )
-            seen = bias[i, :, :, : len(rows) * TILE[1]].repeat(1, 1, 1, len(slots))
+            seen = above[i, None, : len(rows), None, :, None] & beside[:, None, :, None, :]
+            seen = seen.flatten(3).flatten(1, 2)[:, None].repeat(1, 1, 1, len(slots))
             found = F.scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=1.0)
             found = found.unflatten(2, (len(rows), TILE[1])).permute(2, 0, 3, 1, 4).flatten(1, 2)
             out[frame, rows.start : rows.stop] = found[:, :width]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 
 import torch
@@ -44,34 +43,59 @@ class Regions:
 
     Tiles are `tile` rows and columns of queries; a tile's keys are a region of `size` rows and columns.
 
-    bias: [classes, queries of a tile, keys], 0 where a query attends to a key and -inf elsewhere, in the type of the
-        kernel's table; keys are padded to whole blocks.
-    classes: int32 [tiles], the entry of `bias` that a tile uses. All tiles away from the borders share one.
+    rows: bool [kinds of tiles by rows, rows of queries, rows of keys], True where a query attends to a key.
+    columns: the same along columns.
+    down, across: int64 [tiles], the kind of every tile along each axis.
     """
 
-    tile: tuple[int, int]
-    size: tuple[int, int]
-    grid: tuple[int, int]
-    bias: Tensor
-    classes: Tensor
+    rows: Tensor
+    columns: Tensor
+    down: Tensor
+    across: Tensor
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return len(self.down), len(self.across)
+
+    def hidden(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return what the kernel adds to logits, as a product with each query's row and column of its tile.
+
+        Returns:
+            [kinds, keys, TERMS]: 0 where the query of a tile's row r (term r), or column c (term rows + c), attends to
+                the key, else HIDDEN.
+            int32 [tiles], the kind of every tile.
+        """
+        (_, tall, high), (_, wide, long) = self.rows.shape, self.columns.shape
+        seen = torch.ones(len(self.rows), len(self.columns), high, long, TERMS, dtype=torch.bool)
+        seen[..., :tall] = self.rows.transpose(1, 2)[:, None, :, None]
+        seen[..., tall : tall + wide] = self.columns.transpose(1, 2)[None, :, None]
+        kinds = self.down[:, None] * len(self.columns) + self.across
+        table = torch.zeros(seen.shape).masked_fill_(~seen, HIDDEN).view(-1, high * long, TERMS)
+        return table.to(device, dtype), kinds.flatten().int().to(device)
+
+
+#: What hides a key from a query; fp16 holds it.
+HIDDEN = -32768.0
+#: Most rows and columns of queries that a tile has together.
+TERMS = 16
+
+
+def regions(height: int, width: int, kernel: tuple[int, int], tile: tuple[int, int], size: tuple[int, int]) -> Regions:
+    """Return the regions of a frame of height x width tokens. They have `size` rows and columns even where the frame
+    has fewer."""
+    axes = [_attends(n, k, t, s) for n, k, t, s in zip((height, width), kernel, tile, size, strict=True)]
+    (rows, down), (columns, across) = (torch.unique(a, dim=0, return_inverse=True) for a in axes)
+    return Regions(rows, columns, down, across)
 
 
 @functools.lru_cache(maxsize=64)
-def regions(
-    height: int, width: int, kernel: tuple[int, int], tile: tuple[int, int], size: tuple[int, int], block: int,
+def hidden(
+    height: int, width: int, kernel: tuple[int, int], tile: tuple[int, int], size: tuple[int, int], dtype: torch.dtype,
     device: torch.device,
-) -> Regions:  # fmt: skip
-    """Return the regions of a frame of height x width tokens, for keys in blocks of `block`. They have `size` rows and
-    columns even where the frame has fewer."""
-    keys = torch.arange(-(-size[0] * size[1] // block) * block)
-    places = (keys // size[1]).clamp(max=size[0] - 1), keys % size[1]
-    axes = [_attends(n, k, t, s) for n, k, t, s in zip((height, width), kernel, tile, size, strict=True)]
-    (rows, row_class), (columns, column_class) = (torch.unique(a, dim=0, return_inverse=True) for a in axes)
-    seen = rows[:, None, :, None, places[0]] & columns[None, :, None, :, places[1]] & (keys < size[0] * size[1])
-    bias = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf).view(-1, math.prod(tile), len(keys))
-    classes = row_class[:, None] * len(columns) + column_class[None, :]
-    grid = len(row_class), len(column_class)
-    return Regions(tile, size, grid, bias.to(device, torch.bfloat16), classes.flatten().int().to(device))
+) -> tuple[Tensor, Tensor, tuple[int, int]]:  # fmt: skip
+    """Return `Regions.hidden` of the `regions` of a frame, and how many tiles lie below and beside each other."""
+    found = regions(height, width, kernel, tile, size)
+    return *found.hidden(dtype, device), found.grid
 
 
 def _attends(length: int, kernel: int, tile: int, size: int) -> Tensor:

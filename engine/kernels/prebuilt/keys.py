@@ -26,6 +26,7 @@ SOURCES = {
     "blocks.gated_kernel": "blocks.triton",
     "blocks.projected_kernel": "blocks.triton",
     "blocks.turned_kernel": "blocks.triton",
+    "blocks.wide_gated_kernel": "blocks.gluon",
     "conv3d.conv_kernel": "conv3d.triton",
     "conv3d.mma_kernel": "conv3d.gluon",
     "conv3d.winograd_kernel": "conv3d.winograd.triton",

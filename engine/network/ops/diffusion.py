@@ -18,7 +18,6 @@ from ..tree import graft
 from ..values import CAUSAL, Size, Style, Work
 from .conditioned import WAVES, waves_of
 from .neighbours import (
-    BLOCK_VALUES,
     EPS,
     GROUP,
     Attend,
@@ -32,8 +31,10 @@ from .neighbours import (
     Weight,
     Weights,
     along,
-    block_values,
+    at_work,
+    begins_with,
     slots,
+    waiting,
 )
 
 #: Vectors of a timestep's modulation, and those that the blocks use: scale and shift of each norm.
@@ -208,19 +209,20 @@ class NeighbourDecoder(Step):
         tokens, values, transient = height * width, 0, 0
         widths = [*(s.width for s in self.stages[1:]), self.width]
         for stage, after in zip(self.stages, widths, strict=True):
-            c, samples = stage.width, math.prod(stage.stride)
-            values += stage.layers * (block_values(stage.kernel) * c * tokens + 3 * c**2) + GROUP * c * tokens
+            c, samples, kernel = stage.width, math.prod(stage.stride), stage.kernel
+            frames = stage.layers * (2 * slots(kernel) + waiting(kernel)) + begins_with(kernel) + GROUP
+            values += frames * c * tokens + stage.layers * 3 * c**2
             made = GROUP * samples * after * tokens  # lives as long as its frames are on their way
-            values, transient = values + made, max(transient, BLOCK_VALUES * c * GROUP * tokens, 2 * made)
+            values, transient = values + made, max(transient, at_work(GROUP * tokens) * c, 2 * made)
             tokens *= stage.stride[1] * stage.stride[2]
         c, held = self.width, self.ghosts * self.time[0] + 1 + GROUP * self.stages[-1].stride[0]
-        wait = block_values(self.kernel) - 2 * slots(self.kernel)
-        of_block = (block_values(self.kernel) + wait) * c  # with the context of the frames that wait
-        if self.sampling.velocity or self.sampling.steps > 1:
-            of_block += wait * COLOURS * self.patch**2 * 4 // itemsize
+        steps, kept, kernel = self.sampling.steps, 2 * c, self.kernel  # of a frame that waits: it and its context
+        if self.sampling.velocity or steps > 1:
+            kept += COLOURS * self.patch**2 * 4 // itemsize
         values += (held * c + 8 * GROUP * COLOURS * self.patch**2) * tokens
-        values += self.sampling.steps * self.layers * (of_block * tokens + 11 * c**2)
-        return itemsize * (values + max(transient, BLOCK_VALUES * c * GROUP * tokens))
+        values += steps * self.layers * ((2 * slots(kernel) * c + waiting(kernel) * kept) * tokens + 11 * c**2)
+        values += begins_with(kernel) * kept * tokens
+        return itemsize * (values + max(transient, at_work(GROUP * tokens) * c))
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         frames, h, w, _ = size
@@ -262,8 +264,7 @@ class _Enter:
                 made = [context.new_empty(COLOURS, rows, columns)] * len(frames)
             else:
                 made = [self._noise(self._count + i)[:, :rows, :columns] for i in range(len(frames))]
-            made = [picture.to(context.device, context.dtype, non_blocking=True) for picture in made]
-            noisy = torch.stack([to_patches(picture, self._patch) for picture in made])
+            noisy = torch.stack([to_patches(picture.to(context.dtype), self._patch) for picture in made])
             self._count += len(frames)
         tokens = F.linear(noisy.to(context.dtype), self._linear.weight, self._linear.bias)
         tokens += F.linear(context, self._first.context, self._first.context_bias)

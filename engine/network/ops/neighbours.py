@@ -156,8 +156,8 @@ class Up:
 
 @dataclass(frozen=True)
 class Weights:
-    """A block's weights as its products take them. Heads have their even channels first, which turn against the odd
-    ones. bound: no logit exceeds it. fused: the norms are part of the weights after them."""
+    """A block's weights as its products take them. bound: no logit exceeds it. fused: the norms are part of the weights
+    after them. gates: the product in SiLU and the other; fused: one with the rows of both in turn."""
 
     fused: bool
     norm1: Tensor
@@ -167,9 +167,8 @@ class Weights:
     proj: Tensor
     proj_bias: Tensor
     norm2: Tensor
-    gate: Tensor
-    up: Tensor
-    biases: Tensor | None
+    gates: list[Tensor]
+    biases: list[Tensor] | None
     down: Tensor
     context: Tensor | None
     context_bias: Tensor | None
@@ -191,47 +190,58 @@ class Weights:
             scale1, shift1, scale2, shift2 = modulation
             norm1, norm2 = norm1 * (1.0 + scale1), norm2 * (1.0 + scale2)
 
-        def paired(t: Tensor) -> Tensor:
-            """Return heads along the first axis with their even channels first."""
-            return t.unflatten(0, (-1, head // 2, 2)).transpose(1, 2).flatten(0, 2)
-
-        def split(t: Tensor) -> Tensor:
-            return torch.cat((paired(t[: 2 * width]), t[2 * width :]))
-
         def normed(t: Tensor, norm: Tensor) -> Tensor:
             return (t.float() * norm).to(dtype) if fused else t
 
-        qkv, qkv_bias = split(a.qkv.weight), split(a.qkv.bias).float()
-        gate, up, biases = m.w_gate.weight, m.w_up.weight, None
+        qkv, qkv_bias = a.qkv.weight, a.qkv.bias.float()
+        gates, biases = [m.w_gate.weight, m.w_up.weight], None
         if shift1 is not None:
             qkv_bias = qkv_bias + qkv.float() @ shift1
-            biases = torch.stack([t.float() @ shift2 for t in (gate, up)]).to(dtype)
+            biases = [t.float() @ shift2 for t in gates]
+        if fused:  # one product has the rows of both in turn
+            gates = [normed(torch.stack(gates, 1).flatten(0, 1), norm2)]
+            biases = None if biases is None else [torch.stack(biases, 1).flatten()]
         proj_bias = a.proj.bias.float()
         if not fused:  # weights of a softmax sum up to 1: the values' bias reaches the result as it is
             proj_bias = proj_bias + a.proj.weight.float() @ qkv_bias[2 * width :]
-        norms = torch.stack((paired(a.q_norm.weight.float()) * head**-0.5, paired(a.k_norm.weight.float())))
+        norms = torch.stack((a.q_norm.weight.float() * head**-0.5, a.k_norm.weight.float()))
         bound = math.inf if norms.is_meta else head * float(norms.abs().amax(1).prod())
         return cls(
             fused, norm1.to(dtype), normed(qkv, norm1), qkv_bias.to(dtype), norms, a.proj.weight, proj_bias.to(dtype),
-            norm2.to(dtype), normed(gate, norm2), normed(up, norm2), biases, m.w_down.weight,
+            norm2.to(dtype), gates, None if biases is None else [b.to(dtype) for b in biases], m.w_down.weight,
             None if context is None else context.weight, None if context is None else context.bias, bound,
         )  # fmt: skip
 
 
-#: Values for each of a group's in a block at work: normalised, queries, results of attention, and products of the gate.
-BLOCK_VALUES = 16
+#: Rows whose products of the gate are in memory at once, in separate passes.
+ROWS = 1 << 15
+
+
+def in_groups(frames: int) -> int:
+    """Return the frames of as many whole groups as hold these."""
+    return -(-frames // GROUP) * GROUP
 
 
 def slots(kernel: Kernel) -> int:
-    """Return the frames whose keys a block keeps: its window's, and those that a group's last frame waits for, which
-    come in groups and do not wrap around."""
-    return -(-(kernel[0] + GROUP) // GROUP) * GROUP
+    """Return the frames whose keys a block keeps: those of all windows of a group."""
+    return kernel[0] + GROUP - 1
 
 
-def block_values(kernel: Kernel) -> int:
-    """Return the values for each of a frame's that a block keeps: keys, values, frames that wait, and a group that goes
-    on."""
-    return 2 * slots(kernel) + -(-(kernel[0] // 2 + 3) // GROUP) * GROUP + GROUP
+def waiting(kernel: Kernel) -> int:
+    """Return the frames that wait in a block once a group has gone on."""
+    return in_groups(kernel[0] // 2)
+
+
+def begins_with(kernel: Kernel) -> int:
+    """Return the frames more than those that wait in the block which the first frames of a clip have reached, with the
+    group that is on its way."""
+    return in_groups(kernel[0]) - waiting(kernel) + GROUP
+
+
+def at_work(rows: int) -> int:
+    """Return the rows of memory that a block takes for a group of `rows`: queries or normalised ones, results, and
+    products of the gate."""
+    return 3 * rows + 12 * min(rows, ROWS)
 
 
 class Attend:
@@ -243,58 +253,72 @@ class Attend:
         self._width, self._head = weights.proj.shape[0], weights.norms.shape[1]
         self._keys: Tensor | None = None
         self._waiting: list[Frames] = []
-        self._count = self._first = 0  # frames that came, and that went on
+        self._count = self._kept = self._first = 0  # frames that came, whose keys are kept, and that went on
 
     def push(self, frames: Frames) -> Iterator[Frames]:
-        self._keep(frames.tokens)
         self._waiting.append(frames)
+        self._count += len(frames)
         window, half = self._kernel[0], self._kernel[0] // 2
         while self._waiting:
             last = self._first + len(self._waiting[0]) - 1
-            if not frames.ends and max(last - half, 0) + window > self._count:
+            end = max(last - half, 0) + window
+            if not frames.ends and end > self._count:
                 return
+            self._keep(min(end, self._count))
             ready = self._waiting.pop(0)
             self._finish(ready, Window(self._kernel, self._first, self._count if frames.ends else ENDLESS))
             self._first += len(ready)
             yield ready
 
-    def _keep(self, x: Tensor) -> None:
-        """Store the keys and values of the next frames."""
-        n, h, w, c = x.shape
-        if self._keys is None:
-            self._keys = x.new_empty(slots(self._kernel), h, w, 2 * c)
-        slot = self._count % self._keys.shape[0]
-        self._projected(x, self._count, None, self._keys[slot : slot + n])
-        self._count += n
+    def _keep(self, end: int) -> None:
+        """Store the keys and values of the frames before `end` that have none yet."""
+        first = self._first
+        for tokens in (frames.tokens for frames in self._waiting):
+            if self._keys is None:
+                self._keys = tokens.new_empty(slots(self._kernel), *tokens.shape[1:3], 2 * self._width)
+            while self._kept < min(end, first + len(tokens)):
+                slot = self._kept % len(self._keys)
+                n = min(end, first + len(tokens), self._kept + len(self._keys) - slot) - self._kept
+                at = self._kept - first
+                self._projected(tokens[at : at + n], self._kept, None, self._keys[slot : slot + n])
+                self._kept += n
+            first += len(tokens)
 
     def _finish(self, frames: Frames, window: Window) -> None:
         """Complete frames whose keys are all there, in place."""
         x, w, c = frames.tokens.view(-1, self._width), self._w, self._width
         query = torch.empty_like(frames.tokens)
         self._projected(frames.tokens, window.first, query, None)
-        parts = (t.unflatten(-1, (-1, self._head)) for t in (query, self._keys[..., :c], self._keys[..., c:]))
-        mixed = neighbourhood(*parts, window, bound=w.bound).view(-1, c)
-        del query
-        inner = x.new_empty(x.shape[0], w.gate.shape[0])
-        after = self._after
+        parts = tuple(t.unflatten(-1, (-1, self._head)) for t in (query, self._keys[..., :c], self._keys[..., c:]))
+        neighbourhood(*parts, window, bound=w.bound, out=parts[0])
+        mixed, after = query.view(-1, c), self._after
         context = None if after is None else frames.context.reshape(-1, c)
         if w.fused:
             added(x, mixed, w.proj, w.proj_bias)
-            gated_product(x, w.gate, w.up, w.biases, EPS, inner)
+            del mixed, parts, query
+            inner = x.new_empty(x.shape[0], w.down.shape[1])
+            gated_product(x, w.gates[0], None if w.biases is None else w.biases[0], EPS, inner)
             more = None if after is None else (context, after.context)
             added(x, inner, w.down, None if after is None else after.context_bias, more)
             return
         normed = torch.empty_like(x)
         mixed = F.linear(mixed, w.proj, w.proj_bias)
         normalised(x, w.norm2, EPS, normed, y=mixed, scale=torch.ones_like(w.norm2))
-        both = x.new_empty(x.shape[0], 2 * w.gate.shape[0])
-        for i, (part, weight) in enumerate(zip(both.chunk(2, 1), (w.gate, w.up), strict=True)):
-            _product(normed, weight, part, None if w.biases is None else w.biases[i])
-        gated(both, inner)
-        del both, normed
-        x.addmm_(inner, w.down.t())
+        del mixed, parts, query
+        for rows, own in zip(normed.split(ROWS), x.split(ROWS), strict=True):
+            self._gated(rows, own)
         if after is not None:
             x.add_(F.linear(context, after.context, after.context_bias))
+
+    def _gated(self, normed: Tensor, x: Tensor) -> None:
+        """Add the gated products of some rows, in separate passes."""
+        w = self._w
+        both, inner = (x.new_empty(len(x), n * w.down.shape[1]) for n in (2, 1))
+        for i, (part, weight) in enumerate(zip(both.chunk(2, 1), w.gates, strict=True)):
+            _product(normed, weight, part, None if w.biases is None else w.biases[i])
+        gated(both, inner)
+        del both
+        x.addmm_(inner, w.down.t())
 
     def _projected(self, x: Tensor, first: int, query: Tensor | None, keys: Tensor | None) -> None:
         """Write the queries, or the keys and values, of frames from the clip's frame `first` on."""

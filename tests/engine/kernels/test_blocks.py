@@ -37,8 +37,8 @@ def rotated(x, norm, place):
         where = (place.first + r // (place.height * place.width), token // place.width, token % place.width)
         turns = [p * 10000.0 ** (-2 * i / n) for p, n in zip(where, sizes, strict=True) for i in range(n // 2)]
         for i, angle in enumerate(turns):
-            a, b, cos, sin = wide[r, :, i], wide[r, :, head // 2 + i], math.cos(angle), math.sin(angle)
-            out[r, :, i], out[r, :, head // 2 + i] = a * cos - b * sin, a * sin + b * cos
+            a, b, cos, sin = wide[r, :, 2 * i], wide[r, :, 2 * i + 1], math.cos(angle), math.sin(angle)
+            out[r, :, 2 * i], out[r, :, 2 * i + 1] = a * cos - b * sin, a * sin + b * cos
     return out
 
 
@@ -82,7 +82,8 @@ def test_gated(backend, dtype, biased):
     x, gate, up = normal(rows, c, dtype=dtype), *(normal(d, c, dtype=dtype, scale=c**-0.5) for _ in range(2))
     biases = normal(2, d, dtype=dtype) if biased else None
     out = torch.full((rows, d), torch.nan, dtype=dtype)
-    gated_product(x, gate, up, biases, EPS, out, backend=backend, schedule=SMALL)
+    joined = None if biases is None else biases.T.flatten()
+    gated_product(x, torch.stack((gate, up), 1).flatten(0, 1), joined, EPS, out, backend=backend, schedule=SMALL)
     more = torch.zeros(2, d, dtype=torch.float64) if biases is None else biases.double()
     g, u = normed(x) @ gate.double().T + more[0], normed(x) @ up.double().T + more[1]
     assert error(out, g * g.sigmoid() * u) < TOLERANCE[dtype]
@@ -106,10 +107,10 @@ def test_added(backend, dtype, biased, more):
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_not_finite(bad):
     """A row that is not finite does not give finite results, and no other row changes."""
-    x, gate, up = (normal(*s, dtype=torch.float16) for s in ((20, 32), (48, 32), (48, 32)))
+    x, weight = (normal(*s, dtype=torch.float16) for s in ((20, 32), (96, 32)))
     want, got = torch.empty(20, 48, dtype=torch.float16), torch.empty(20, 48, dtype=torch.float16)
-    gated_product(x, gate, up, None, EPS, want, backend="triton", schedule=SMALL)
+    gated_product(x, weight, None, EPS, want, backend="triton", schedule=SMALL)
     x[3, 5] = bad
-    gated_product(x, gate, up, None, EPS, got, backend="triton", schedule=SMALL)
+    gated_product(x, weight, None, EPS, got, backend="triton", schedule=SMALL)
     others = torch.arange(20) != 3
     assert not got[3].isfinite().any() and torch.equal(got[others], want[others])
