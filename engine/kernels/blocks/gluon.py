@@ -25,8 +25,8 @@ def _issue(weight, offsets, step, into, STEPS: gl.constexpr, STEP: gl.constexpr)
 def _begin(tile, weight, ACC: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
     """Begin the products with a step's rows once they have arrived, and no warp reads those of the step before."""
     async_copy.wait_group(0)
-    fence_async_shared()
     gl.thread_barrier()
+    fence_async_shared()
     zero = gl.zeros([BM, BN], gl.float32, layout=ACC)
     return warpgroup_mma(tile, weight.permute((1, 0)), zero, use_acc=False, is_async=True)
 

@@ -20,6 +20,9 @@ HEADS = (16, 32, 64, 128)
 LOG2E = math.log2(math.e)
 #: The largest bound of logits, in powers of two, under which the least weight of a softmax is still a normal bf16.
 LARGEST_PEAK = 60.0
+#: Size of a head for which the kernel exists that makes logits beside the softmax, and its registers: with these, three
+#: programs run on a processor.
+WIDE_HEAD, REGISTERS = 64, 168
 
 
 @observed
@@ -79,11 +82,16 @@ def launch(
     inside = height >= size[0] and width >= size[1]
     # Weights on the meta device have no bound, and frames there stand for all sizes: all forms are recorded.
     forms = itertools.product((False, True), repeat=2) if q.is_meta else ((inside, not bounded),)
+    even = math.prod(size) // s.keys % 2 == 0
     for whole, running in forms:
-        launcher("neighbourhood.neighbourhood_kernel", here)[(programs,)](
+        wide = here.wgmma and schedule is None and whole and not running and even and head == WIDE_HEAD
+        more = {"maxnreg": REGISTERS} if wide else {
+            "INSIDE": whole, "RUNNING": running, "num_stages": s.stages,
+            "UPCAST": interpreted() and q.is_cpu and q.dtype == torch.bfloat16,
+        }  # fmt: skip
+        launcher(f"neighbourhood.{'wide_' * wide}neighbourhood_kernel", here)[(programs,)](
             q, k, v, table, kinds, out, frames, height, width, window.first, window.clip, ring, k.shape[0], *grid,
             *kernel, LOG2E, 0.0 if running else peak, HEADS=heads, D=head, TOKEN_Q=q.stride(2), TOKEN_K=k.stride(2),
             RH=size[0], RW=size[1], BT=s.frames, BH=tile[0], BW=tile[1], BM=s.queries, BN=s.keys, TERMS=TERMS,
-            INSIDE=whole, RUNNING=running, UPCAST=interpreted() and q.is_cpu and q.dtype == torch.bfloat16,
-            num_warps=s.warps, num_stages=s.stages,
+            num_warps=s.warps, **more,
         )  # fmt: skip

@@ -2,8 +2,8 @@
 """Attention within windows of tokens: a program has a tile of queries, and goes through the region of keys that lie in
 any of their windows. Logits are bounded, so the softmax needs no running maximum.
 
-Which query attends to which key of a frame is added to the logits by a product of TERMS more channels: a mask would take
-as many instructions as the softmax itself."""
+Which query attends to which key of a frame is added to the logits by a product of TERMS more channels: a mask would
+take as many instructions as the softmax itself."""
 
 from __future__ import annotations
 

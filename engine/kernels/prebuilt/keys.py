@@ -34,6 +34,7 @@ SOURCES = {
     "mixing.layer_normed_kernel": "mixing.triton",
     "mixing.mixed_kernel": "mixing.triton",
     "neighbourhood.neighbourhood_kernel": "neighbourhood.triton",
+    "neighbourhood.wide_neighbourhood_kernel": "neighbourhood.gluon",
     "norm_act.coefficients_kernel": "norm_act.triton",
     "norm_act.conditioned_kernel": "norm_act.conditioned",
     "norm_act.norm_act_kernel": "norm_act.triton",

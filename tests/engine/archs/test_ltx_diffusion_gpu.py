@@ -35,6 +35,7 @@ def normal(*shape, scale=1.0, dtype=BF16):
 
 @pytest.mark.parametrize("shape, kernel", [
     ((6, 18, 20), (11, 11, 11)), ((5, 9, 10), (11, 11, 11)), ((3, 37, 23), (3, 7, 7)), ((1, 6, 40), (3, 5, 5)),
+    ((4, 21, 35), (3, 5, 5)), ((12, 16, 16), (11, 11, 11)), ((13, 33, 47), (11, 11, 11)),
 ])  # fmt: skip
 @pytest.mark.parametrize("bound", [24.0, float("inf")])
 def test_neighbourhood(vae, shape, kernel, bound):
