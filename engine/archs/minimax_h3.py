@@ -114,7 +114,7 @@ def encoder(config: Config) -> Program:
         Moments("norm_out", "conv_out", w[-1], moments, norm),
         Linear("/quant_conv", moments), Standardise(f"/{MEAN}", f"/{DEVIATION}", config.latent_channels),
     )  # fmt: skip
-    return TiledProgram("encoder", items, 3, Style(head="zero", border="reflect"), OWN)
+    return TiledProgram("encoder", items, 3, Style(head="zero", border="reflect"), own=OWN)
 
 
 ARCHITECTURE = Architecture(
