@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import add_any_vae, add_device, add_norm_groups, progress
+from .options import add_any_vae, add_device, add_norm_groups
+from .running import progress
 
 if TYPE_CHECKING:
     from ..precision.table import Table

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError
-from .options import progress
+from .running import progress
 
 if TYPE_CHECKING:
     from torch import Tensor

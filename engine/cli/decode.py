@@ -16,21 +16,8 @@ from typing import TYPE_CHECKING
 
 from .. import log
 from ..errors import InputError
-from .options import (
-    CURE,
-    add_any_vae,
-    add_run_options,
-    check_alike,
-    check_report,
-    frame_rate,
-    give_report,
-    load_vae,
-    memory_options,
-    progress,
-    rate,
-    run_options,
-    with_ranks,
-)
+from . import running
+from .options import CURE, add_any_vae, add_run_options, frame_rate, memory_options, rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,14 +72,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return with_ranks(args, _run, _help)
+    return running.with_ranks(args, _run, _help)
 
 
 def _help(args: argparse.Namespace, ranks: Ranks) -> int:
     """Decode, on a rank that writes nothing, its share of what rank 0 is asked for."""
     from ..media.latents import LatentFile
 
-    vae = load_vae(args, ranks)
+    vae = running.load_vae(args, ranks)
     a = vae.architecture
     latent = LatentFile(args.latent, vae.latent_channels, args.item, a.still, a.joined, a.folded)
     asked = ranks.broadcast()
@@ -114,7 +101,7 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     kind = _kind(args.out)
     there = args.resume and not args.force and _whole(args.out, kind)
     target = check_target(args.out, args.force or there, kind == "folder", (args.latent, args.vae, args.audio))
-    check_report(args)
+    running.check_report(args)
     if args.output and kind != "safetensors":
         raise InputError(f"--output {args.output} is for .safetensors; {args.out} holds whole numbers in any case")
     if kind in ("safetensors", "png") and args.resume:
@@ -133,7 +120,7 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
             with held(part):
                 raise InputError(f"{part}: an interrupted run has left it; give --resume to continue it, or --force "
                                  "to start over")  # fmt: skip
-    vae = load_vae(args, ranks)
+    vae = running.load_vae(args, ranks)
     latent_note.check(latent_note.in_metadata(notes), vae, args.any_vae, str(args.latent), CURE)
     still = vae.architecture.still
     if still and kind == "mp4":
@@ -165,7 +152,7 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
         if vae.last_report is not None and vae.last_report.lead:
             said += f", including the {vae.last_report.lead} latents before them that they depend on"
         print(said)
-    give_report(vae, args)
+    running.give_report(vae, args)
     return 0
 
 
@@ -189,8 +176,8 @@ class Job:
 
     def made(self, at_once: bool, **part: object) -> Iterator[Tensor]:
         """Return the wanted frames as they are finished, or all at once; other ranks send theirs to rank 0."""
-        check_alike(self.args, self.ranks, self.vae, latent=self.args.latent)
-        options = {**run_options(self.args, self.ranks), **part, "any_vae": True}  # rank 0 has checked
+        running.check_alike(self.args, self.ranks, self.vae, latent=self.args.latent)
+        options = {**running.run_options(self.args, self.ranks), **part, "any_vae": True}  # rank 0 has checked
         if at_once:
             return iter([self.vae.decode(self.latent.read(), **options)])
         return self.vae.stream(self.latent, **options)
@@ -209,7 +196,7 @@ class Job:
 
         args, still = self.args, self.vae.architecture.still
         output = args.output or ("float32" if kind == "safetensors" else "uint8")
-        with progress("decode", args.quiet) as report:
+        with running.progress("decode", args.quiet) as report:
             (frames,) = self._decoded(True, {"progress": report}, output=output, start=args.start, frames=self.count)
         frames = crop(frames, self.notes, self.vae.spatial)
         if kind == "png":
@@ -236,7 +223,7 @@ class Job:
             writer = Mp4Writer(target, form, identity, args.resume, force=args.force)
         resumed = writer.done
         try:
-            with writer, progress("decode", args.quiet) as report:
+            with writer, running.progress("decode", args.quiet) as report:
                 if resumed < count:
                     output = "float32" if form is not None and form.deep else "uint8"
                     part = {"output": output, "start": args.start + resumed, "frames": count - resumed}

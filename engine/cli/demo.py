@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from ..errors import InputError
-from .options import add_vae_options, load_vae, progress
+from .options import add_vae_options
+from .running import load_vae, progress
 
 VIDEO, SHEET = "reconstruction.mp4", "contact_sheet.png"
 

@@ -11,17 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import (
-    add_run_options,
-    check_alike,
-    check_report,
-    give_report,
-    load_vae,
-    progress,
-    rate,
-    run_options,
-    with_ranks,
-)
+from . import running
+from .options import add_run_options, rate
 
 if TYPE_CHECKING:
     import torch
@@ -52,14 +43,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return with_ranks(args, _run, _help)
+    return running.with_ranks(args, _run, _help)
 
 
 def _help(args: argparse.Namespace, ranks: Ranks) -> int:
     """Encode, on a rank that writes nothing, its share of what rank 0 makes."""
     from ..media.clips import Clip
 
-    vae = load_vae(args, ranks)
+    vae = running.load_vae(args, ranks)
     frames = Padded(Clip(args.video, colours(vae)), args.start, args.frames, vae.architecture.filled, vae.spatial)
     asked = ranks.broadcast()
     if asked is not None:
@@ -75,13 +66,13 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     if args.out.suffix.lower() not in (".safetensors", ".latent"):
         raise InputError(f"{args.out}: a latent file ends in .safetensors or .latent")
     check_target(args.out, args.force, inputs=(args.video, args.vae))
-    check_report(args)
+    running.check_report(args)
     clip = Clip(args.video)
-    vae = load_vae(args, ranks)
+    vae = running.load_vae(args, ranks)
     clip.colours = colours(vae)
     frames = Padded(clip, args.start, args.frames, vae.architecture.filled, vae.spatial)
     started = time.perf_counter()
-    with progress("encode", args.quiet) as report:
+    with running.progress("encode", args.quiet) as report:
         shape = _written(args, ranks, vae, frames, clip, report)
     if vae.last_report is not None:
         vae.last_report.repeated = frames.repeated
@@ -90,7 +81,7 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     if not args.quiet:
         how = f"{vae.precision} on {vae.device}, encoded in {seconds:.1f} s"
         print(f"{args.out}: latent {'x'.join(map(str, shape))} of {frames.read} frames {width}x{height}, {how}")
-    give_report(vae, args)
+    running.give_report(vae, args)
     return 0
 
 
@@ -106,8 +97,8 @@ def _made(
 
     if ranks is not None and ranks.rank == 0:
         ranks.broadcast((at_once, count))
-    check_alike(args, ranks, vae, video=args.video)
-    options = {"seed": args.seed, "progress": report, **run_options(args, ranks)}
+    running.check_alike(args, ranks, vae, video=args.video)
+    options = {"seed": args.seed, "progress": report, **running.run_options(args, ranks)}
     if at_once:
         return iter([vae.encode(torch.stack(list(frames)), **options)])
     return vae.encode_stream(frames, count=count, **options)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from zerowaste_vae.engine import load, log
-from zerowaste_vae.engine.cli import main, options
+from zerowaste_vae.engine.cli import main, running
 from zerowaste_vae.engine.media.latents import write_latent
 
 
@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
 def clock(monkeypatch):
     """clock[0]: what time it is."""
     now = [100.0]
-    monkeypatch.setattr(options.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(running.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -42,9 +42,9 @@ def until(holds):
 def test_progress_lines_when_piped(monkeypatch):
     """Also while one chunk takes long, and never once it is over."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(options.Lines, "FIRST", 0.01)
-    monkeypatch.setattr(options.Lines, "LONGEST", 0.01)
-    with options.progress("decode", False) as report:
+    monkeypatch.setattr(running.Lines, "FIRST", 0.01)
+    monkeypatch.setattr(running.Lines, "LONGEST", 0.01)
+    with running.progress("decode", False) as report:
         until(lambda: sys.stderr.getvalue().count("decode: 0 steps in ") > 1)
         report(7, 28)
         until(lambda: "decode: 7 of 28 steps (25%) in " in sys.stderr.getvalue())
@@ -54,8 +54,8 @@ def test_progress_lines_when_piped(monkeypatch):
 
 
 def test_lines_of_a_day_are_few(clock):
-    assert list(islice(options.Lines.waits(), 7)) == [10, 20, 40, 80, 120, 120, 120]
-    lines = options.Lines("encode")
+    assert list(islice(running.Lines.waits(), 7)) == [10, 20, 40, 80, 120, 120, 120]
+    lines = running.Lines("encode")
     clock[0] += 3700
     lines(7, 0)
     assert lines.line() == "encode: 7 steps in 3700 s"
@@ -67,11 +67,11 @@ def test_no_progress_lines(monkeypatch):
     """Short runs, --quiet and terminals have no progress lines."""
     for stream, quiet in ((io.StringIO(), False), (io.StringIO(), True), (None, False)):
         monkeypatch.setattr(sys, "stderr", stream)
-        with options.progress("decode", quiet) as report:
+        with running.progress("decode", quiet) as report:
             report(1, 2)
         assert stream is None or stream.getvalue() == ""
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with options.progress("decode", False) as report:
+    with running.progress("decode", False) as report:
         report(1, 2)
     assert "\r" in sys.stderr.getvalue() and "1/2" in sys.stderr.getvalue()
 
@@ -107,5 +107,5 @@ def test_16_bit_on_a_cpu_warns(vae_file, precision, monkeypatch, caplog):
 def test_no_report_is_said(asked, tmp_path, monkeypatch, caplog, vae_file):
     """Nothing is left to decode after a resume, or other ranks have made all."""
     monkeypatch.chdir(tmp_path)
-    options.give_report(load(vae_file, device="cpu"), argparse.Namespace(**asked))
+    running.give_report(load(vae_file, device="cpu"), argparse.Namespace(**asked))
     assert "no report: this process has computed nothing" in caplog.text and not list(tmp_path.iterdir())
