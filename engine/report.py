@@ -60,6 +60,8 @@ class Report:
     repeated: int = 0
     #: Decode of a part of a clip: the number of earlier latents that it depends on, which are computed again (warm-up).
     lead: int = 0
+    #: Decode that begins with noise: what it is, and where it waits.
+    noise: str = ""
     #: Several devices: the results that each one made, and its report.
     parts: list[tuple[range, Report]] = field(default_factory=list)
 
@@ -120,6 +122,7 @@ class Report:
             ("mode", f"{self.mode}; {self.architecture}, {self.precision} on {self.device}"),
             ("8 bit", self.operands),
             ("lead", f"{self.lead} latents in front of these frames are computed again" if self.lead else ""),
+            ("noise", self.noise),
             ("plan", self.plan),
             ("kernels", "; ".join(filter(None, (self.kernels, self.schedules)))),
             ("time", self._times()),

@@ -32,6 +32,7 @@ from . import clip, native_clip
 from .components import other_half
 from .core import Core
 from .guard import Guard, NonFinite, scoped
+from .noise import words_of_noise
 from .progress import OnPlan, Ticker
 from .results import Finished, Results
 from .video import StreamVideo, TensorVideo
@@ -64,6 +65,9 @@ def decode(
     first, last = core.model.decoder.program.window(wanted.start, wanted.stop, count)
     if core.architecture.own is None:
         report.lead = latent_of(wanted.start, core.temporal) - first
+    if core.model.decoder.program.noisy:
+        frames = core.model.decoder.program.frames(count)
+        report.noise = words_of_noise(seed, frames, core.spatial * h, core.spatial * w, core.dtype)
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
         walk = clip if plan.own is None else native_clip

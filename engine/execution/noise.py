@@ -12,6 +12,7 @@ from ..network.state import drawn
 from ..network.steps import Latents
 from ..runtime.pinned import staging
 from ..system.devices import uploads
+from ..system.memory import GIB
 
 
 def with_noise(latent: Tensor, share: float, seed: int) -> Tensor:
@@ -79,6 +80,14 @@ class FrameNoise:
         current.wait_stream(copies)
         there.record_stream(current)
         return there
+
+
+def words_of_noise(seed: int | None, frames: int, height: int, width: int, dtype: torch.dtype) -> str:
+    """Return what the report says of `FrameNoise`."""
+    if seed is not None:
+        return f"of seed {seed}, by the place of each frame"
+    size = 3 * frames * height * width * dtype.itemsize / GIB
+    return f"one draw of the whole clip with seed 0, as ComfyUI's; {size:.2f} GB of host memory"
 
 
 def noised(

@@ -77,7 +77,9 @@ def test_noise(small, noise):
     z = noise(2, 16, 2, 2, 2)
     both = small.decode(z)
     assert all(torch.equal(small.decode(z[i : i + 1])[0], both[i]) for i in range(2))
+    assert "seed 0, as ComfyUI's; 0.00 GB of host memory" in small.last_report.text()
     seeded = small.decode(z[:1], seed=3)
+    assert small.last_report.noise == "of seed 3, by the place of each frame"
     assert not torch.equal(seeded, both[:1]) and not torch.equal(seeded, small.decode(z[:1], seed=4))
     assert torch.equal(small.decode(z[:1], seed=3), seeded)
     with pytest.raises(InputError, match="no share of noise"):

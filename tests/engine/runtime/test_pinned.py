@@ -95,6 +95,14 @@ def test_copies_go_on_through_ordinary_memory(driver, caplog, noise):
     assert len(caplog.records) == 1
 
 
+def test_more_frames_than_a_buffer_has(driver, noise):
+    """They go through it one part after the other."""
+    out, done, pixels = torch.zeros(1, 5, 2, 3, 3), [], noise(5, 2, 3, 3)
+    with StagedWriter(Whole(out), 2, GPU, lambda *given: done.append(given)) as writer:
+        writer.write(0, 0, pixels, torch.tensor(1.0))
+    assert torch.equal(out[0], pixels) and done == [(0, 0, 2, 1.0), (0, 2, 2, 1.0), (0, 4, 1, 1.0)]
+
+
 class Upload(torch.Tensor):
     """A host tensor of which a GPU's copy is itself."""
 
