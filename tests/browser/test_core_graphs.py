@@ -23,7 +23,7 @@ PACKAGES = {
 THEIRS = {"VAEDecode", "VAEDecodeTiled", "VAEEncode", "VAEEncodeTiled"}
 OURS = {"ZeroWasteVAEDecode", "ZeroWasteVAEEncode"}
 #: VAEs that ComfyUI's own code runs, by the beginnings of their files' names: no plan is promised for them.
-THEIR_OWN = ("mage_flow_vae", "svd", "pixel_space", "hidream_o1")
+THEIR_OWN = ("pixel_space", "hidream_o1")
 
 LOAD = """(async (graph) => {
   await app.loadGraphData(graph, true, false, app.extensionManager.workflow.activeWorkflow);

@@ -126,7 +126,13 @@ def test_all_that_is_left_is_named_with_its_reason():
     assert {file for _, file in FILES if by_file(file) is None} == LEFT.keys()
 
 
-@pytest.mark.parametrize(("loader", "file"), FILES, ids=[file for _, file in FILES])
+def test_the_count_is_the_one_in_the_docs():
+    text = " ".join((Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8").split())
+    for package, (_, version, all_of_them, running) in PACKAGES.items():
+        assert f"{running} of {all_of_them}" in text and f"{package.replace('_', '-')} {version}" in text
+
+
+@pytest.mark.parametrize(("loader", "file"), [each for each in FILES if "." in each[1]])
 def test_a_file_of_that_family_is_taken(loader, file, tmp_path):
     """A small one with random weights, named and wrapped as the template's: the loader knows the family by its tensors,
     whatever its name; a whole checkpoint without a VAE is refused in a line."""
@@ -139,7 +145,7 @@ def test_a_file_of_that_family_is_taken(loader, file, tmp_path):
         save_file(content, path, metadata={name: str(value) for name, value in checkpoint.metadata.items()})
         vae = load(path, device="cpu")
         assert vae.can_decode and vae.arch == architecture.name
-    elif content:
+    else:
         save_file(content, path)
         with pytest.raises(CheckpointError, match="a diffusion model without a VAE"):
             load(path, device="cpu")
