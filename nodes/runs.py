@@ -24,7 +24,7 @@ class Stages:
     def __init__(self, operation: str, plan: Plan, latents: int) -> None:
         """operation: "decode" or "encode"; latents: of the clip."""
         self._operation = operation
-        self._chunks = -(-latents // plan.steps.latents)
+        self._chunks = -(-latents // plan.steps.unit)
         self._tiles = len(plan.grid) if plan.tiled else 0
         self._started = time.perf_counter()
         self._said = -LINE_SECONDS
@@ -63,7 +63,7 @@ class Preview:
 
     def __init__(self, frames: Tensor, plan: Plan, latents: int, count: Callable[[int], int], on_gpu: bool) -> None:
         """frames: the decode's result [B, F, H, W, 3] in 0..1; latents: of the clip; count: latents -> frames."""
-        self._frames, self._latents, self._count, self._chunk = frames, latents, count, plan.steps.latents
+        self._frames, self._latents, self._count, self._chunk = frames, latents, count, plan.steps.unit
         self._tiled, self._passes = plan.tiled, len(plan.grid) + 1 if plan.tiled else 1
         self._behind = LAG * (plan.steps.frames or count(self._chunk + 1) - count(1)) if on_gpu else 0
         self._shown = -PREVIEW_SECONDS

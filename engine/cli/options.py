@@ -89,6 +89,8 @@ def check_frames(architecture: Architecture, count: int) -> None:
     if count < 1 or architecture.filled(count) != count:
         own, nearest = architecture.own, architecture.filled(max(count, 1))
         rule = f"{architecture.temporal}n+1" if own is None else f"{own.frames}n+{own.blended}"
+        if architecture.pairs:
+            rule = f"{2 * architecture.temporal}n or {2 * architecture.temporal}n+1"
         raise InputError(f"--frames {count}: give {rule} of them, such as {nearest}")
 
 

@@ -124,6 +124,8 @@ def _whole(
                 left = None  # frees its histories where they could not be used
                 done += origin
                 emit = _unfinished(guard, clip, place, clips.end, functools.partial(writer.write, clip))
+                if clips.plan.steps.pieces:
+                    emit = _counted(guard, clip, clips.latents, clips.plan.steps.frames, emit)
                 part = Span(clip, done, None, clip, edges)
                 yield from _through(whole, clips, functools.partial(cut, clip, origin), emit, part)
 
@@ -278,6 +280,21 @@ def _unfinished(
         if done < wanted:
             deliver(at + done, results[done:wanted], health)
         guard.tick.check()
+
+    return emit
+
+
+def _counted(guard: Guard, index: int, latents: int, piece: int, deliver: Emit) -> Emit:
+    """Return an Emit that also notes all pieces of a clip's results but the last, as many as it has latents."""
+    made = 0
+
+    def emit(results: Tensor, health: Tensor) -> None:
+        nonlocal made
+        deliver(results, health)
+        made += results.shape[0]
+        done = -(-made // piece)
+        if done < latents:
+            guard.reach(index, done, latents - done)
 
     return emit
 

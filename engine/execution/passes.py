@@ -129,7 +129,7 @@ class Clips:
             spans = [self.window(a, b) for a, b in self._blocks(results)]
         latents = max((last - first for first, last in spans), default=1)
         passes = self.batch * len(spans) * self._passes
-        self.guard.count(None if self.latents == UNKNOWN else latents, self.plan.steps.latents, passes)
+        self.guard.count(None if self.latents == UNKNOWN else latents, self.plan.steps.unit, passes)
 
     def unfinished(self, results: Results) -> Iterator[tuple[int, int, int, int]]:
         """Yield the unfinished blocks of results [a, b) of clips in tiles, in order, as (clip, passes before, a, b)."""

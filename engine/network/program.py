@@ -277,7 +277,7 @@ class Program:
         """Return the steps that a clip of so many latents has to take; None if they are free. Eager execution is bound
         only by `piece`."""
         if self.piece and self.half == "decoder":
-            return Steps(latents, self.piece)
+            return Steps(latents, self.piece, pieces=True)
         chunk = (latents % self.piece, self.piece) if self.piece else self.chunk
         if chunk is None:
             return None

@@ -27,11 +27,18 @@ class Latents(Protocol):
 class Steps:
     """Latents per chunk, and frames per call at the highest resolutions; 0 for all.
 
-    lead: latents of a clip's first chunk; 0 for as many as the others have."""
+    lead: latents of a clip's first chunk; 0 for as many as the others have. pieces: a chunk is a clip, and `frames` of
+    its results are counted at a time, as often as it has latents."""
 
     latents: int = 0
     frames: int = 0
     lead: int = 0
+    pieces: bool = False
+
+    @property
+    def unit(self) -> int:
+        """Return the latents that are counted at a time."""
+        return 1 if self.pieces else self.latents
 
     def at(self, latent: int) -> int:
         """Return the latents of the chunk that begins with this one."""

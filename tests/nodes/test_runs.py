@@ -33,6 +33,11 @@ def lines(monkeypatch):
     return say
 
 
+def test_pieces_of_one_chunk_are_named():
+    stages = runs.Stages("decode", Plan(Steps(3, 4, pieces=True), grid(8, 8, 64, 0, 8), 0), 3)
+    assert stages.ticks == 3 and stages(2, 3).startswith("decode: chunk 2 of 3, ")
+
+
 def test_whole_frames(lines):
     assert lines("decode", 128, 5, 3) == ["decode: chunk 1 of 3", "decode: chunk 2 of 3"]
 

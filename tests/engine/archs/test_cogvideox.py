@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from zerowaste_vae import load
+from zerowaste_vae import Cancelled, load
 from zerowaste_vae.engine.archs import by_file, cogvideox, detect, find_key_set
 from zerowaste_vae.engine.archs.registry import KEY_SETS
 from zerowaste_vae.engine.bench.subject import copy_of, random_checkpoint
 from zerowaste_vae.engine.checkpoints import Checkpoint
 from zerowaste_vae.engine.cli import main
+from zerowaste_vae.engine.cli.options import check_frames
+from zerowaste_vae.engine.errors import InputError
 from zerowaste_vae.engine.media.pngs import write_png_folder
 from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.options import DEFAULTS
@@ -105,7 +107,7 @@ def test_pieces():
     """4 frames decode together and 8 are encoded together, the rest first: every frame once."""
     config = ARCHITECTURE.published.config
     decoder, encoder = cogvideox.decoder(config), cogvideox.encoder(config)
-    assert decoder.fixed(13) == Steps(13, 4)
+    assert decoder.fixed(13) == Steps(13, 4, pieces=True)
     for frames in (decoder.frames, ARCHITECTURE.frames):
         assert [frames(n) for n in (1, 2, 3, 13)] == [1, 8, 9, 49]
     assert encoder.spans(49) == [(0, 1), *((n, n + 8) for n in range(1, 49, 8))]
@@ -126,7 +128,7 @@ def test_every_plan_decodes_equal_bits(tiny, noise, latents):
     expected = fused.decode(z)
     torch.testing.assert_close(expected, plain.decode(z), rtol=0, atol=1e-5)
     plan = fused.plan_decode(latents, 3, 5)
-    assert plan.fused and plan.parking is None and plan.steps == Steps(latents, 4)
+    assert plan.fused and plan.parking is None and plan.steps == Steps(latents, 4, pieces=True)
     for parking in (Parking(None, 0), Parking(None, 1 << 20, rows=16), Parking(None, 1 << 30)):
         found = replace(plan, parking=parking)
         assert torch.equal(fused.decode(z, plan=found), expected), parking
@@ -179,6 +181,24 @@ def test_blended_tiles_on_either_walk(tiny, noise):
     torch.testing.assert_close(fused.decode(z, start=3, frames=5, **options), expected[:, 3:8], rtol=0, atol=1e-5)
     video = plain.decode(z)
     close(fused.encode(video, **options), plain.encode(video, **options))
+
+
+def test_pieces_are_counted(tiny, noise):
+    """Progress goes on within the one chunk of each clip, and a decode can be cancelled there."""
+    for vae in tiny:
+        seen = []
+        vae.decode(noise(2, 4, 3, 2, 2), progress=lambda *counts: seen.append(counts))  # noqa: B023
+        assert seen == [(i, 6) for i in range(1, 7)] and not any(vae.last_report.events.values())
+        made, stopped = [], noise(1, 4, 4, 2, 2)
+        with pytest.raises(Cancelled):
+            vae.decode(stopped, progress=lambda *counts: made.append(counts), cancel=lambda: len(made) > 1)  # noqa: B023
+        assert made == [(1, 4), (2, 4)]
+
+
+def test_frames_that_no_latents_decode_to_are_named():
+    with pytest.raises(InputError, match=r"give 8n or 8n\+1 of them, such as 16"):
+        check_frames(ARCHITECTURE, 13)
+    check_frames(ARCHITECTURE, 49)
 
 
 def test_several_devices(tiny, noise):
