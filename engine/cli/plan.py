@@ -35,7 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "published SeedVR2 VAE. Nothing is computed, so plans for a GPU can be made without one.",
     )
     parser.add_argument("--size", required=True, metavar="WxH", help="frame size in pixels, such as 1280x720")
-    parser.add_argument("--frames", type=int, metavar="N", help="frames of the clip (default: 81; pictures: 1)")
+    parser.add_argument("--frames", type=int, metavar="N",
+                        help="frames of the clip (default: 81; pictures: 1; Stable Video Diffusion: 25)")  # fmt: skip
     parser.add_argument("--encode", action="store_true", help="plan an encode (default: a decode)")
     parser.add_argument("--vae", type=Path, metavar="FILE", help="VAE weights (default: published SeedVR2 widths)")
     add_norm_groups(parser)
