@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..network.codes import Codes, hadamard
+from ..kernels.tokens import hadamard
+from ..network.codes import Codes
 from .reading import failure
 from .safetensors_file import power_of_two
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 
-import torch
 from torch import Tensor, nn
 
 
@@ -47,16 +45,6 @@ def forget(network: nn.Module) -> None:
     for layer in network.modules():
         if getattr(layer, "codes", None) is not None:
             layer.codes = None
-
-
-@functools.cache
-def hadamard(group: int) -> Tensor:
-    """Return the matrix [group, group] in float32 that rotates so many columns, a power of 4; it is its own inverse."""
-    four = 0.5 - torch.eye(4).flip(0)
-    turn = four
-    while len(turn) < group:
-        turn = torch.kron(turn, four)
-    return turn
 
 
 def _version(weight: Tensor) -> int | None:

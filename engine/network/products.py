@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +9,8 @@ from torch import Tensor
 
 from ..kernels.observe import observed
 from ..kernels.targets import FP8
-from ..kernels.tokens import LIMITS, summed
-from .codes import Codes, hadamard
+from ..kernels.tokens import LIMITS, multiplied, summed
+from .codes import Codes
 
 #: Scale of a row of zeros.
 LEAST_SCALE = 1e-12
@@ -23,13 +22,13 @@ KINDS = {"fp8": FP8, "int8": torch.int8}
 
 @dataclass(frozen=True)
 class Product:
-    """A weight [N, K] and bias [N] of one product; 8-bit weights have scales [N]. turn: the rotation [G, G] of each G
-    columns of its inputs, None: there is none; layers share it."""
+    """A weight [N, K] and bias [N] of one product; 8-bit weights have scales [N]. turn: columns of its inputs that are
+    rotated together; 0: none are."""
 
     weight: Tensor
     bias: Tensor
     scales: Tensor | None = None
-    turn: Tensor | None = None
+    turn: int = 0
 
     @classmethod
     def of(cls, linear: torch.nn.Linear, kind: str | None, dtype: torch.dtype, device: torch.device) -> Product:
@@ -37,8 +36,7 @@ class Product:
         case. The int8 codes of a file are taken as they are."""
         bias, codes = linear.bias.to(device, dtype), Codes.of(linear) if kind == "int8" else None
         if codes is not None:
-            turn = _turn(codes.group, dtype, device) if codes.group else None
-            return cls(codes.values.to(device), bias, codes.scales.to(device), turn)
+            return cls(codes.values.to(device), bias, codes.scales.to(device), codes.group)
         weight = linear.weight.to(device)
         if kind is None:
             return cls(weight.to(dtype), bias)
@@ -65,25 +63,12 @@ def product(
         torch.addmm(p.bias, x, p.weight.t(), out=out)
     elif p.weight.dtype == torch.int8:
         sums = sums[: out.numel()].view(out.shape)
-        torch._int_mm(x, p.weight.t(), out=sums)
-        summed(sums, scales, p.scales, p.bias, out, backend=backend)
+        multiplied(x, p.weight, scales, p.scales, p.bias, out, sums, backend=backend)
     elif x.is_cuda:
         torch._scaled_mm(x, p.weight.t(), scales[:, None], p.scales[None, :], bias=p.bias, out_dtype=out.dtype,
                          use_fast_accum=True, out=out)  # fmt: skip
     else:  # the same numbers, for a CPU
         summed(x.float() @ p.weight.float().t(), scales, p.scales, p.bias, out)
-
-
-@functools.lru_cache(maxsize=8)
-def _turn(group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # later calls outside inference mode may use it
-        return hadamard(group).to(device, dtype)
-
-
-@observed
-def turned(x: Tensor, turn: Tensor, out: Tensor) -> None:
-    """Rotate each G columns of x [R, K] by turn [G, G] into out [R, K]."""
-    torch.mm(x.view(-1, len(turn)), turn, out=out.view(-1, len(turn)))
 
 
 def wide_of(kind: str | None, dtype: torch.dtype) -> torch.dtype:

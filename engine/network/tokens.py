@@ -21,7 +21,7 @@ from ..runtime.context import ExecutionContext
 from ..runtime.pinned import staged
 from .ops.tokens import EPS, Layer, Tokens, turns
 from .plain import Half
-from .products import KINDS, Product, product, product_rows, turned, wide_of
+from .products import KINDS, Product, product, product_rows, wide_of
 
 #: through(walk, x) executes walk(x), the same function every time, by launches or by replaying a graph of them.
 Through = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
@@ -105,13 +105,6 @@ class Scratch:
         self.qkv, self.up, self.made = (take((rows, columns), wide) for columns in (3 * w, 2 * i, w))
         self.scales = None if kind is None else take((rows,), torch.float32)
         self.sums = take((rows * max(3 * w, 2 * i),), torch.int32) if kind == "int8" else None
-        self._wide = wide
-
-    def loose(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        """Return two tensors [rows, columns] for the inputs of an int8 product on their way to its operands, in the
-        memory of its sums, which come later."""
-        flat, count = self.sums.view(self._wide), rows * columns
-        return flat[:count].view(rows, columns), flat[count : 2 * count].view(rows, columns)
 
 
 def planned(rows: int, step: Tokens, dtype: torch.dtype, kind: str | None, device: torch.device) -> ExecutionContext:
@@ -252,31 +245,17 @@ class TokenNetwork:
         """Execute one layer on x [R, width] in place; R is a multiple of `tokens`."""
         how, rows = self._how, x.shape[0]
         narrow, made, scales = s.narrow[:rows], s.made[:rows], None if s.scales is None else s.scales[:rows]
-        def into(p: Product, here: Tensor, fill: Callable[[Tensor, Tensor | None], None]) -> None:
-            """Have `fill` write the inputs of a product, which are rotated before they are rounded if it needs that."""
-            if p.turn is None:
-                fill(here, scales)
-                return
-            plain, rotated_ones = s.loose(*here.shape)
-            fill(plain, None)
-            turned(plain, p.turn, rotated_ones)
-            rounded(rotated_ones, here, scales, **how)
-
-        def attention(out: Tensor, scales: Tensor | None) -> None:
-            for i in range(0, rows, tokens):
-                tile = slice(i, i + tokens)
-                found = attended(s.qkv[tile], self.step.head)
-                rounded(found, out[tile], None if scales is None else scales[tile], **how)
-
-        into(w.qkv, narrow, lambda out, scales: normalised(x, w.norm1, EPS, out, scales, **how))
+        normalised(x, w.norm1, EPS, narrow, scales, turn=w.qkv.turn, **how)
         product(w.qkv, s.narrow, s.qkv, s.scales, s.sums, **how)
         rotated(s.qkv[:rows], table, self.step.head, EPS, **how)
-        into(w.out, narrow, attention)
+        for i in range(0, rows, tokens):
+            tile = slice(i, i + tokens)
+            found = attended(s.qkv[tile], self.step.head)
+            rounded(found, narrow[tile], None if scales is None else scales[tile], turn=w.out.turn, **how)
         product(w.out, s.narrow, s.made, s.scales, s.sums, **how)
-        more = {"y": made, "scale": w.scale1, **how}
-        into(w.up, narrow, lambda out, scales: normalised(x, w.norm2, EPS, out, scales, **more))
+        normalised(x, w.norm2, EPS, narrow, scales, y=made, scale=w.scale1, turn=w.up.turn, **how)
         product(w.up, s.narrow, s.up, s.scales, s.sums, **how)
-        into(w.down, s.gate[:rows], lambda out, scales: gated(s.up[:rows], out, scales, **how))
+        gated(s.up[:rows], s.gate[:rows], scales, turn=w.down.turn, **how)
         product(w.down, s.gate, s.made, s.scales, s.sums, **how)
         x.addcmul_(made.to(x.dtype), w.scale2)
 

@@ -46,6 +46,7 @@ SOURCES = {
     "to_pixels.gather_kernel": "to_pixels.triton",
     "tokens.gated_kernel": "tokens.triton",
     "tokens.normalised_kernel": "tokens.triton",
+    "tokens.product_kernel": "tokens.triton",
     "tokens.rotated_kernel": "tokens.triton",
     "tokens.rounded_kernel": "tokens.triton",
     "tokens.summed_kernel": "tokens.triton",

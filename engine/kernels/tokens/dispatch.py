@@ -1,7 +1,8 @@
 """Passes over tokens: kernels where there are some, else torch. All take contiguous rows [R, D], and the result of a
 row does not depend on the others.
 
-scales: float32 [R], where `out` is 8 bit wide: its rows are then divided by them. There is no health flag: a value that
+scales: float32 [R], where `out` is 8 bit wide: its rows are then divided by them. turn: columns of such rows that are
+rotated together first, as those of a weight were; 0: none. There is no health flag: a value that
 is not finite reaches the end, in 8 bit by way of its row's scale, which is then NaN. The exception is NaN in the
 results of attention, which `rounded` makes 0.
 """
@@ -11,13 +12,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..descriptor import Descriptor
 from ..launching import launcher
 from ..observe import observed
 from ..targets import FP8, kernels_for, on_device
 from . import reference
+from .schedules import GROUP, pick
 
 #: The largest number of an 8-bit type; the largest value of a row is scaled to it.
 LIMITS = {FP8: 448.0, torch.int8: 127.0}
+#: Columns that may be rotated together.
+TURNS = tuple(4**i for i in range(1, 8))
 #: Columns of one program, where it needs no sum over its row.
 COLUMNS = 1024
 
@@ -25,19 +30,19 @@ COLUMNS = 1024
 @observed
 def normalised(
     x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None = None, *, y: Tensor | None = None,
-    scale: Tensor | None = None, backend: str = "auto",
+    scale: Tensor | None = None, turn: int = 0, backend: str = "auto",
 ) -> None:  # fmt: skip
     """Normalise x: divide by the root of its mean square plus eps, multiply by weight [D], and write into out. y,
     scale: first add y * scale [D] to x in place."""
-    limit = _limit(out, scales)
+    limit = _limit(out, scales, turn)
     here = kernels_for(x.device, backend)
     if here is None:
-        reference.normalised(x, weight, eps, out, scales, limit, y, scale)
+        reference.normalised(x, weight, eps, out, scales, limit, y, scale, turn)
         return
     with on_device(x):
         launcher("tokens.normalised_kernel", here)[(x.shape[0],)](
             x, x if y is None else y, weight if scale is None else scale, weight, out, x if scales is None else scales,
-            eps, D=x.shape[1], ADDS=y is not None, LIMIT=int(limit), **_block(x.shape[1]),
+            eps, D=x.shape[1], ADDS=y is not None, LIMIT=int(limit), TURN=turn, **_block(x.shape[1]),
         )  # fmt: skip
 
 
@@ -63,33 +68,34 @@ def rotated(qkv: Tensor, turns: Tensor, head: int, eps: float, *, backend: str =
 
 
 @observed
-def gated(x: Tensor, out: Tensor, scales: Tensor | None = None, *, backend: str = "auto") -> None:
+def gated(x: Tensor, out: Tensor, scales: Tensor | None = None, *, turn: int = 0, backend: str = "auto") -> None:
     """Write SiLU of x's first half (0 for -inf) times its second half: x [R, 2 D] -> out [R, D]."""
-    limit = _limit(out, scales)
+    limit = _limit(out, scales, turn)
     here = kernels_for(x.device, backend)
     if here is None:
-        reference.gated(x, out, scales, limit)
+        reference.gated(x, out, scales, limit, turn)
         return
     d = out.shape[1]
     block = _block(d) if limit else {"BLOCK": COLUMNS, "num_warps": 4}
     with on_device(x):
         launcher("tokens.gated_kernel", here)[(x.shape[0], -(-d // block["BLOCK"]))](
-            x, out, x if scales is None else scales, D=d, LIMIT=int(limit), **block
+            x, out, x if scales is None else scales, D=d, LIMIT=int(limit), TURN=turn, **block
         )
 
 
 @observed
-def rounded(x: Tensor, out: Tensor, scales: Tensor | None = None, *, backend: str = "auto") -> None:
+def rounded(x: Tensor, out: Tensor, scales: Tensor | None = None, *, turn: int = 0, backend: str = "auto") -> None:
     """Write x with 0 for NaN into out."""
-    limit = _limit(out, scales)
+    limit = _limit(out, scales, turn)
     here = kernels_for(x.device, backend)
     if here is None:
-        reference.rounded(x, out, scales, limit)
+        reference.rounded(x, out, scales, limit, turn)
         return
     with on_device(x):
         launcher("tokens.rounded_kernel", here)[(x.shape[0],)](
-            x, out, x if scales is None else scales, D=x.shape[1], LIMIT=int(limit), **_block(x.shape[1])
-        )
+            x, out, x if scales is None else scales, D=x.shape[1], LIMIT=int(limit), TURN=turn,
+            **_block(x.shape[1]),
+        )  # fmt: skip
 
 
 @observed
@@ -108,9 +114,33 @@ def summed(
         )
 
 
-def _limit(out: Tensor, scales: Tensor | None) -> float:
+@observed
+def multiplied(
+    x: Tensor, weight: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor, sums: Tensor, *,
+    backend: str = "auto",
+) -> None:  # fmt: skip
+    """Write x [R, K] times weight [N, K], both int8, times rows [R] and columns [N], plus bias [N], into out [R, N].
+    sums: int32 [R, N], for products without a kernel of their own."""
+    here = kernels_for(x.device, backend)
+    (r, k), n = x.shape, len(weight)
+    s = None if here is None else pick(here, n, k)
+    if s is None:
+        torch._int_mm(x, weight.t(), out=sums)
+        summed(sums, rows, columns, bias, out, backend=backend)
+        return
+    with on_device(x):
+        operands = (Descriptor(t, [block, s.depth]) for t, block in ((x, s.rows), (weight, s.columns)))
+        launcher("tokens.product_kernel", here)[(-(-r // s.rows) * (n // s.columns),)](
+            *operands, rows, columns, bias, out, r, N=n, K=k, BM=s.rows, BN=s.columns, BK=s.depth, GROUP=GROUP,
+            num_warps=s.warps, num_stages=s.stages,
+        )  # fmt: skip
+
+
+def _limit(out: Tensor, scales: Tensor | None, turn: int) -> float:
     """Return the largest number of an 8-bit `out`, else 0. Raises ValueError where scales are missing, or given but not
-    needed."""
+    needed, or columns are to be rotated that are not in 8 bit or no power of 4."""
+    if turn and (out.dtype not in LIMITS or turn not in TURNS or out.shape[1] % turn):
+        raise ValueError(f"{out.dtype} rows of {out.shape[1]} are not rotated in groups of {turn}")
     if (out.dtype in LIMITS) != (scales is not None):
         raise ValueError(f"{out.dtype} rows {'need' if scales is None else 'have no'} scales")
     return LIMITS.get(out.dtype, 0.0)

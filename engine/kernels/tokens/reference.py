@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,12 +12,28 @@ from torch import Tensor
 LEAST_SCALE = 1e-12
 
 
-def store(values: Tensor, out: Tensor, scales: Tensor | None, limit: float) -> None:
-    """Store fp32 [R, D] into `out`; in 8 bit so that a row's largest becomes `limit`, with its scale into `scales` [R]:
-    NaN where a value is not finite."""
+@functools.cache
+def hadamard(group: int) -> Tensor:
+    """Return the matrix [group, group] in float32 that rotates so many columns, a power of 4; it is its own inverse."""
+    four = 0.5 - torch.eye(4).flip(0)
+    turn = four
+    while len(turn) < group:
+        turn = torch.kron(turn, four)
+    return turn
+
+
+def turned(values: Tensor, group: int) -> Tensor:
+    """Rotate each `group` columns of float32 [R, D] by `hadamard`."""
+    return (values.view(-1, group) @ hadamard(group).to(values.device)).view(values.shape)
+
+
+def store(values: Tensor, out: Tensor, scales: Tensor | None, limit: float, turn: int = 0) -> None:
+    """Store fp32 [R, D] into `out`; in 8 bit, `turned` first where `turn` is not 0, so that a row's largest becomes
+    `limit`, with its scale into `scales` [R]: NaN where a value is not finite."""
     if scales is None:
         out.copy_(values)
         return
+    values = turned(values, turn) if turn else values
     torch.div(values.abs().amax(1), limit, out=scales).clamp_min_(LEAST_SCALE)
     scales.masked_fill_(~scales.isfinite(), torch.nan)
     scaled = (values / scales[:, None]).clamp_(-limit, limit)
@@ -24,12 +42,12 @@ def store(values: Tensor, out: Tensor, scales: Tensor | None, limit: float) -> N
 
 def normalised(
     x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None, limit: float, y: Tensor | None,
-    scale: Tensor | None,
+    scale: Tensor | None, turn: int = 0,
 ) -> None:  # fmt: skip
     if y is not None:
         x.copy_(torch.addcmul(x.float(), y.float(), scale.float()))
     wide = x.float()
-    store(wide * (wide.square().mean(1, keepdim=True) + eps).rsqrt() * weight.float(), out, scales, limit)
+    store(wide * (wide.square().mean(1, keepdim=True) + eps).rsqrt() * weight.float(), out, scales, limit, turn)
 
 
 def rotated(qkv: Tensor, turns: Tensor, head: int, eps: float) -> None:
@@ -43,14 +61,14 @@ def rotated(qkv: Tensor, turns: Tensor, head: int, eps: float) -> None:
     heads[:, :, :2] = torch.cat((a * cos - b * sin, a * sin + b * cos, wide[..., 2 * half :]), 3)
 
 
-def gated(x: Tensor, out: Tensor, scales: Tensor | None, limit: float) -> None:
+def gated(x: Tensor, out: Tensor, scales: Tensor | None, limit: float, turn: int = 0) -> None:
     gate, value = x.float().chunk(2, 1)
     # SiLU is 0 at -inf, where its quotient would be NaN.
-    store(F.silu(gate).masked_fill_(gate == -torch.inf, 0.0) * value, out, scales, limit)
+    store(F.silu(gate).masked_fill_(gate == -torch.inf, 0.0) * value, out, scales, limit, turn)
 
 
-def rounded(x: Tensor, out: Tensor, scales: Tensor | None, limit: float) -> None:
-    store(x.float().masked_fill(x.isnan(), 0.0), out, scales, limit)
+def rounded(x: Tensor, out: Tensor, scales: Tensor | None, limit: float, turn: int = 0) -> None:
+    store(x.float().masked_fill(x.isnan(), 0.0), out, scales, limit, turn)
 
 
 def summed(sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor) -> None:

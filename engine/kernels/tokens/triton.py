@@ -8,9 +8,31 @@ import triton.language as tl
 
 
 @triton.jit
-def _store(values, out, scales, row, at, real, LIMIT: tl.constexpr):
-    """LIMIT > 0: in 8 bit, the row's largest becomes that. 127: whole numbers. What is not finite makes the row's scale
-    NaN, and so all that is made of the row: a maximum alone passes over NaN on a GPU."""
+def _stage(v, BLOCK: tl.constexpr, APART: tl.constexpr):
+    """Rotate each four values that lie so far apart: half their sum, less the one in the opposite place."""
+    four = tl.reshape(v, (BLOCK // (4 * APART), 4, APART))
+    return tl.reshape(0.5 * tl.sum(four, 1)[:, None, :] - tl.flip(four, 1), (BLOCK,))
+
+
+@triton.jit
+def _store(values, out, scales, row, at, real, LIMIT: tl.constexpr, TURN: tl.constexpr, BLOCK: tl.constexpr):
+    """TURN > 0: first rotate each TURN columns, a power of 4, stage by stage. LIMIT > 0: in 8 bit, the row's largest
+    becomes that. 127: whole numbers. What is not finite makes the row's scale NaN, and so all that is made of the row:
+    a maximum alone passes over NaN on a GPU."""
+    if TURN >= 4:
+        values = _stage(values, BLOCK, 1)
+    if TURN >= 16:
+        values = _stage(values, BLOCK, 4)
+    if TURN >= 64:
+        values = _stage(values, BLOCK, 16)
+    if TURN >= 256:
+        values = _stage(values, BLOCK, 64)
+    if TURN >= 1024:
+        values = _stage(values, BLOCK, 256)
+    if TURN >= 4096:
+        values = _stage(values, BLOCK, 1024)
+    if TURN >= 16384:
+        values = _stage(values, BLOCK, 4096)
     if LIMIT > 0:
         largest = tl.max(tl.where(values == values, tl.abs(values), float("inf")), 0)
         scale = tl.where(largest < float("inf"), tl.maximum(largest / LIMIT, 1e-12), float("nan"))
@@ -23,7 +45,8 @@ def _store(values, out, scales, row, at, real, LIMIT: tl.constexpr):
 
 @triton.jit
 def normalised_kernel(x, y, scale, weight, out, scales, eps,
-                      D: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
+                      D: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, LIMIT: tl.constexpr,
+                      TURN: tl.constexpr):  # fmt: skip
     """x += y * scale, stored as x is; then over sqrt(mean square + eps), times weight."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
@@ -36,7 +59,7 @@ def normalised_kernel(x, y, scale, weight, out, scales, eps,
         tl.store(x + at, kept, mask=real)
         v = kept.to(tl.float32)
     v = v * tl.rsqrt(tl.sum(v * v, 0) / D + eps) * tl.load(weight + c, mask=real, other=0.0).to(tl.float32)
-    _store(v, out, scales, row, at, real, LIMIT)
+    _store(v, out, scales, row, at, real, LIMIT, TURN, BLOCK)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -64,7 +87,7 @@ def rotated_kernel(qkv, turns, tokens, eps, HEADS: tl.constexpr, HEAD: tl.conste
 
 
 @triton.jit
-def gated_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr):
+def gated_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr, TURN: tl.constexpr):
     """Of [R, 2 D]: SiLU of the first half times the second. A program has a whole row where LIMIT > 0."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -73,18 +96,18 @@ def gated_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl
     value = tl.load(x + row * (2 * D) + D + c, mask=real, other=0.0).to(tl.float32)
     # SiLU is 0 at -inf, where its quotient would be NaN.
     silu = tl.where(gate == float("-inf"), 0.0, gate / (1.0 + tl.exp(-gate)))
-    _store(silu * value, out, scales, row, row * D + c, real, LIMIT)
+    _store(silu * value, out, scales, row, row * D + c, real, LIMIT, TURN, BLOCK)
 
 
 @triton.jit
-def rounded_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr):
+def rounded_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr, TURN: tl.constexpr):
     """NaN becomes 0."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     real = c < D
     v = tl.load(x + row * D + c, mask=real, other=0.0).to(tl.float32)
     v = tl.where(v == v, v, 0.0)
-    _store(v, out, scales, row, row * D + c, real, LIMIT)
+    _store(v, out, scales, row, row * D + c, real, LIMIT, TURN, BLOCK)
 
 
 @triton.jit
@@ -96,3 +119,23 @@ def summed_kernel(sums, rows, columns, bias, out, D: tl.constexpr, BLOCK: tl.con
     v = tl.load(sums + row * D + c, mask=real, other=0).to(tl.float32) * tl.load(rows + row)
     v = v * tl.load(columns + c, mask=real, other=0.0) + tl.load(bias + c, mask=real, other=0.0).to(tl.float32)
     tl.store(out + row * D + c, v.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def product_kernel(x, weight, scales, columns, bias, out, rows, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
+                   BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """x [R, K] times weight [N, K] in int8: what the sums stand for, plus a bias. GROUP tiles of rows follow each other
+    under one tile of the weight."""
+    pid, across = tl.program_id(0), N // BN
+    first = pid // (GROUP * across) * GROUP
+    size = tl.minimum(tl.cdiv(rows, BM) - first, GROUP)
+    m0 = (first + pid % (GROUP * across) % size) * BM
+    n0 = pid % (GROUP * across) // size * BN
+    acc = tl.zeros((BM, BN), tl.int32)
+    for k in range(0, K, BK):
+        acc = tl.dot(x.load([m0, k]), weight.load([n0, k]).T, acc, out_dtype=tl.int32)
+    m, n = m0 + tl.arange(0, BM), n0 + tl.arange(0, BN)
+    real = m < rows
+    v = acc.to(tl.float32) * tl.load(scales + m, mask=real, other=0.0)[:, None] * tl.load(columns + n)[None, :]
+    v += tl.load(bias + n).to(tl.float32)[None, :]
+    tl.store(out + m.to(tl.int64)[:, None] * N + n[None, :], v.to(out.dtype.element_ty), mask=real[:, None])

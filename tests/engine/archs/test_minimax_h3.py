@@ -10,7 +10,7 @@ from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.errors import InputError, PlanError
 from zerowaste_vae.engine.kernels.tokens import rounded
 from zerowaste_vae.engine.network.codes import Codes
-from zerowaste_vae.engine.network.products import Product, turned
+from zerowaste_vae.engine.network.products import Product
 from zerowaste_vae.engine.network.products import product as multiply
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits
@@ -104,10 +104,9 @@ def test_int8_products(int8, name):
     vae, tensors = int8
     product = Product.of(vae.model.decoder.get_submodule(f"transformer_blocks.0.{name}"), "int8", torch.float32, CPU)
     x, expected = tensors[f"{name}.x"], tensors[f"{name}.y"]
-    codes, scales, out = torch.empty_like(x), torch.empty(len(x)), torch.empty_like(expected)
-    turned(x, product.turn, codes)
-    codes, plain = torch.empty_like(x, dtype=torch.int8), codes
-    rounded(plain, codes, scales)
+    codes, scales = torch.empty_like(x, dtype=torch.int8), torch.empty(len(x))
+    out = torch.empty_like(expected)
+    rounded(x, codes, scales, turn=product.turn)
     assert torch.equal(codes, tensors[f"{name}.x_int8"])
     torch.testing.assert_close(scales[:, None], tensors[f"{name}.x_scale"], rtol=1e-6, atol=0)
     multiply(product, codes, out, scales, torch.empty(out.numel(), dtype=torch.int32))
@@ -134,7 +133,7 @@ def test_int8_codes_go_with_changed_weights(int8):
         layer.weight.mul_(1.5)
     assert Codes.of(layer) is None
     assert not torch.equal(vae.decode_raw(tensors["T1.latent"]), before)
-    assert Product.of(layer, "int8", torch.float32, CPU).turn is None
+    assert Product.of(layer, "int8", torch.float32, CPU).turn == 0
 
 
 def test_published_widths_and_names():

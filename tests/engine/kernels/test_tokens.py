@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from zerowaste_vae.engine.kernels.targets import FP8
-from zerowaste_vae.engine.kernels.tokens import LIMITS, gated, normalised, rotated, rounded, summed
+from zerowaste_vae.engine.kernels.tokens import (
+    LIMITS,
+    gated,
+    hadamard,
+    multiplied,
+    normalised,
+    rotated,
+    rounded,
+    summed,
+)
+from zerowaste_vae.engine.kernels.tokens import dispatch as tokens
+from zerowaste_vae.engine.kernels.tokens.schedules import Schedule
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import CAST_STEP, TOLERANCE, error
@@ -108,6 +119,49 @@ def test_summed():
     rows, columns, bias = normal(ROWS), normal(WIDTH), normal(WIDTH, dtype=HALF)
     made = compare(lambda out, _, backend: summed(sums, rows, columns, bias, out, backend=backend), HALF)
     assert error(made, sums.double() * rows[:, None] * columns + bias) < 1e-3
+
+
+@pytest.mark.parametrize("group", [4, 16, 64])
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+def test_columns_rotated_before_they_are_rounded(backend, group):
+    """In all passes, as a product with the matrix does it; a row of 192 columns has a part of a block behind it."""
+    x, y = normal(ROWS, 2 * WIDTH), normal(ROWS, WIDTH)
+    turn = torch.block_diag(*[hadamard(group)] * (WIDTH // group))
+    ones, gate = torch.ones(WIDTH), torch.nn.functional.silu(x[:, :WIDTH]) * x[:, WIDTH:]
+    calls = {
+        "normalised": (lambda *out, **how: normalised(y, ones, 1e-5, *out, **how),
+                       y * (y.square().mean(1, keepdim=True) + 1e-5).rsqrt()),
+        "gated": (lambda *out, **how: gated(x, *out, **how), gate),
+        "rounded": (lambda *out, **how: rounded(y, *out, **how), y),
+    }  # fmt: skip
+    for name, (call, plain) in calls.items():
+        out, scales = outputs(torch.int8)
+        call(out, scales, turn=group, backend=backend)
+        want = plain @ turn
+        torch.testing.assert_close(scales, want.abs().amax(1) / 127, rtol=1e-5, atol=0)
+        assert (values(out, scales) - want).abs().amax() <= 0.51 * scales.max(), name
+
+
+def test_only_8_bit_is_rotated():
+    with pytest.raises(ValueError, match="not rotated in groups of 16"):
+        rounded(normal(ROWS, WIDTH), torch.empty(ROWS, WIDTH), turn=16)
+    for group in (8, 1024):
+        with pytest.raises(ValueError, match=f"rows of 192 are not rotated in groups of {group}"):
+            rounded(normal(ROWS, WIDTH), *outputs(torch.int8), turn=group)
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_int8_products(monkeypatch, kernel):
+    """By the kernel and by the library's product with a pass over its sums: the same numbers, for any rows."""
+    rows, n, k, found = 70, 64, 96, []
+    x, weight = (torch.randint(-127, 128, (count, k), dtype=torch.int8) for count in (rows, n))
+    scales, columns, bias = normal(rows), normal(n) / 1000, normal(n, dtype=HALF)
+    schedule = Schedule(32, 32, 32, 4, 2) if kernel else None
+    monkeypatch.setattr(tokens, "pick", lambda here, *sizes: found.append((here.sm, *sizes)) or schedule)
+    out, sums = torch.empty(rows, n, dtype=HALF), torch.full((rows, n), -1, dtype=torch.int32)
+    multiplied(x, weight, scales, columns, bias, out, sums, backend="triton")
+    assert error(out, (x.double() @ weight.double().t()) * scales[:, None] * columns + bias) < 1e-3
+    assert found == [(90, n, k)] and kernel == bool((sums == -1).all())
 
 
 @pytest.mark.parametrize("dtype", [HALF, FP8])
