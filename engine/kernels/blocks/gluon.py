@@ -12,6 +12,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
+from ..versions import barrier
+
 
 @gluon.jit
 def _issue(weight, offsets, step, into, STEPS: gl.constexpr, STEP: gl.constexpr):
@@ -25,7 +27,7 @@ def _issue(weight, offsets, step, into, STEPS: gl.constexpr, STEP: gl.constexpr)
 def _begin(tile, weight, ACC: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
     """Begin the products with a step's rows once they have arrived, and no warp reads those of the step before."""
     async_copy.wait_group(0)
-    gl.thread_barrier()
+    barrier()
     fence_async_shared()
     zero = gl.zeros([BM, BN], gl.float32, layout=ACC)
     return warpgroup_mma(tile, weight.permute((1, 0)), zero, use_acc=False, is_async=True)

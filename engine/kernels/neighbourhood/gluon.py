@@ -12,6 +12,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
+from ..versions import barrier
+
 #: Steps whose keys are in shared memory, and steps whose values are.
 STAGES = gl.constexpr(3)
 
@@ -54,7 +56,7 @@ def _logits(query, ours, buffers, step, LOGITS: gl.constexpr, BM: gl.constexpr, 
     """Begin the products of a step's keys once they have arrived, with the values of the step before, and no warp reads
     what the copies after it overwrite."""
     async_copy.wait_group(1)
-    gl.thread_barrier()
+    barrier()
     fence_async_shared()
     one = step % STAGES
     zero = gl.zeros([BM, BN], gl.float32, layout=LOGITS)

@@ -19,11 +19,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import cross_compile
 from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.kernels.attention import dispatch as attention
+from zerowaste_vae.engine.kernels.blocks import dispatch as blocks
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, buffer_shape, padded_channels
 from zerowaste_vae.engine.kernels.conv3d import dispatch as conv
 from zerowaste_vae.engine.kernels.conv3d.winograd import launch as winograd
 from zerowaste_vae.engine.kernels.duplicate import dispatch as duplicate
 from zerowaste_vae.engine.kernels.mixing import dispatch as mixing
+from zerowaste_vae.engine.kernels.neighbourhood import Window
+from zerowaste_vae.engine.kernels.neighbourhood import dispatch as neighbourhood
 from zerowaste_vae.engine.kernels.norm_act import Condition, Norm, Store
 from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
 from zerowaste_vae.engine.kernels.patch_pixels import PatchNetwork
@@ -324,6 +327,18 @@ def pixel_network_calls(here: Target):
     return calls
 
 
+def wide_calls(here: Target):
+    """Call the kernels that work beside the matrix units, at LTX-2.5's widths."""
+    q, keys = meta(2, 176, 320, 4, 64, dtype=BF16), meta(12, 176, 320, 2, 4, 64, dtype=BF16)
+    weight, biases, rows = meta(2048, 256, dtype=BF16), meta(2048, dtype=BF16), meta(112640, 256, dtype=BF16)
+    with cross_compile.recorded("blocks.wide_gated_kernel", "neighbourhood.wide_neighbourhood_kernel") as calls:
+        window = Window((11, 11, 11), 20, 1 << 30)
+        neighbourhood.launch(q, keys[..., 0, :, :], keys[..., 1, :, :], window, here, out=q)
+        with using(here):
+            blocks.gated_product(rows, weight, biases, 1e-6, meta(112640, 1024, dtype=BF16), backend="triton")
+    return calls
+
+
 def cases(sm: int):
     """(name, recorded call) for one generation: every schedule of its table with every operand type that uses it."""
     here = capabilities(f"sm_{sm}", sm, triton_version())
@@ -339,6 +354,9 @@ def cases(sm: int):
         older = capabilities(f"sm_{sm}", sm, (3, 5))
         for dtype, stage in ((HALF, NARROW), (HALF, WIDE), (INT8, WIDE)):
             yield f"fallback {dtype} {stage}", conv_calls(older, dtype, stage)[0]
+    if here.wgmma:
+        for name, call in zip(("fallback neighbourhood", "blocks"), wide_calls(here), strict=True):
+            yield f"{name} wide", call
     if here.half_accumulate:
         types.append((HALF, True, (NARROW,)))
     for dtype, fast, stages in types:

@@ -51,8 +51,9 @@ def _tool(name: str) -> str:
 def build(call, sm: int) -> dict:
     """Compile one recorded call for sm_<sm>: {sass: opcodes seen, local: bytes, shared: bytes, registers}."""
     kernel, args, kwargs = call
-    options = {k: kwargs[k] for k in ("num_warps", "num_stages") if k in kwargs}
-    constants = {k: v for k, v in kwargs.items() if k not in ("num_warps", "num_stages")}
+    names = "num_warps", "num_stages", "maxnreg"
+    options = {k: kwargs[k] for k in names if k in kwargs}
+    constants = {k: v for k, v in kwargs.items() if k not in names}
     names = kernel.arg_names
     signature, attrs = {}, {}
     for i, (name, value) in enumerate(zip(names, args, strict=False)):

@@ -1,0 +1,42 @@
+"""The kernels that work beside the matrix units: which cards run them."""
+
+import pytest
+import torch
+from zerowaste_vae.engine.kernels.blocks import gated_product
+from zerowaste_vae.engine.kernels.cards import FORMS
+from zerowaste_vae.engine.kernels.launching import recording
+from zerowaste_vae.engine.kernels.neighbourhood import Window
+from zerowaste_vae.engine.kernels.neighbourhood.dispatch import launch
+from zerowaste_vae.engine.kernels.targets import capabilities, prebuilt
+
+HOPPER = capabilities("card", 90, (3, 6))
+
+
+def meta(*shape):
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+def product(here):
+    with recording(here) as calls:
+        gated_product(meta(300, 256), meta(2048, 256), meta(2048), 1e-6, meta(300, 1024), backend="triton")
+    return calls
+
+
+def attention(here, head=64):
+    q, keys = meta(2, 30, 40, 4, head), meta(12, 30, 40, 2, 4, head)
+    with recording(here) as calls:
+        launch(q, keys[..., 0, :, :], keys[..., 1, :, :], Window((11, 11, 11), 20, 1 << 30), here, out=q)
+    return calls
+
+
+@pytest.mark.parametrize("here, wide", [
+    (HOPPER, True), (capabilities("card", 90, (3, 7)), True), (capabilities("card", 90, (3, 5)), False),
+    *[(capabilities("card", sm, (3, 6)), False) for sm in (80, 89, 100, 120)],
+    *[(prebuilt("card", FORMS[name], name), False) for name in "AC"],
+], ids=str)  # fmt: skip
+def test_cards(here, wide):
+    assert [one.kernel for one in product(here)] == [f"blocks.{'wide_' * wide}gated_kernel"]
+    found = {one.kernel for one in attention(here)}
+    assert ("neighbourhood.wide_neighbourhood_kernel" in found) == wide
+    assert "neighbourhood.neighbourhood_kernel" in found  # for small frames, and where no bound is known
+    assert {one.kernel for one in attention(here, 32)} == {"neighbourhood.neighbourhood_kernel"}
