@@ -355,7 +355,7 @@ def cases(sm: int):
         for dtype, stage in ((HALF, NARROW), (HALF, WIDE), (INT8, WIDE)):
             yield f"fallback {dtype} {stage}", conv_calls(older, dtype, stage)[0]
     if here.wgmma:
-        for name, call in zip(("fallback neighbourhood", "blocks"), wide_calls(here), strict=True):
+        for name, call in zip(("neighbourhood", "blocks"), wide_calls(here), strict=True):
             yield f"{name} wide", call
     if here.half_accumulate:
         types.append((HALF, True, (NARROW,)))

@@ -55,8 +55,10 @@ def problems(row, sm):
         if not condition:
             found.append(f"{name}: {what}; has {row['sass']}")
 
-    # Tiles are for the loop in Gluon: without it they only have to run.
-    expect(row["local"] == 0 or name.startswith("fallback"), f"{row['local']} bytes of local memory")
+    # Tiles are for the loop in Gluon: without it they only have to run. A third program on a processor is worth more
+    # than the two registers that neighbourhood attention lacks then.
+    most = 16 if name.startswith("neighbourhood") else 0
+    expect(row["local"] <= most or name.startswith("fallback"), f"{row['local']} bytes of local memory")
     expect(row["shared"] <= SHARED_LIMIT[sm] * 1024, f"{row['shared']} bytes of shared memory")
     opcodes = row["sass"]
     if name.startswith(("conv", "winograd", "upsample")):
