@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 pytestmark = pytest.mark.host
 
@@ -51,22 +51,6 @@ def test_listed_vaes_are_known_before_any_run(host, request):
     assert demo["predicted_gb"] > tiny["predicted_gb"] == known(comfy, "tiny.safetensors")["predicted_gb"]
     other = ask(comfy, "model=not_a_vae.safetensors&width=64&height=64&frames=1")[1]
     assert (other["unknown"], other["host"]) == (True, True)
-
-
-def test_layers_that_comfyui_quantised_are_planned_for_our_loader_only(comfy):
-    """Behind Load VAE they stay in a form that ComfyUI's own code runs."""
-    folder = comfy.base / "models" / "vae"
-    tensors = load_file(folder / "tiny.safetensors")
-    layer = next(name for name in tensors if name.endswith(".weight")).removesuffix(".weight")
-    tensors[f"{layer}.comfy_quant"] = torch.tensor(list(b"{}"), dtype=torch.uint8)
-    save_file(tensors, folder / "quantised.safetensors", {"norm_num_groups": "8"})
-    comfy.get("/object_info/ZeroWasteVAELoader")  # lists the folder anew
-    assert known(comfy, "quantised.safetensors")["fits"]
-    query = {"model": "quantised.safetensors", "width": 64, "height": 48, "frames": 9, "loader": "host"}
-    assert ask(comfy, urllib.parse.urlencode(query)) == (
-        200, {"unknown": True, "host": True, "model": "quantised.safetensors"},
-    )  # fmt: skip
-    (folder / "quantised.safetensors").unlink()
 
 
 def test_the_plan_shown_is_the_plan_that_runs(comfy):
