@@ -134,7 +134,6 @@ function moveOrigin(link, node, slot) {
   if (output) output.links = (output.links ?? []).filter((id) => id !== link.id);
   [link.origin_id, link.origin_slot] = [node.id, slot];
   node.outputs[slot].links = [...(node.outputs[slot].links ?? []), link.id];
-  node.onConnectionsChange?.(window.LiteGraph.OUTPUT, slot, true, link, node.outputs[slot]);
 }
 
 // -- in place ----------------------------------------------------------------------------------------------------------
