@@ -43,8 +43,9 @@ META = torch.device("meta")
 LARGE = int(SMALL_PLANE**0.5)
 #: Numbers of tokens with which attention takes more tiles, and more parts, than with few.
 TOKENS = (160 * 160, 200 * 200)
-#: Columns of a transformer's inputs that are rotated together.
-ROTATED = 4
+#: Columns of a transformer's inputs that are rotated together, as the published file has them; fewer where a width is no
+#: multiple of them.
+ROTATED = (256, 64, 16, 4)
 #: All histories are parked, on the device, in low bands.
 _PARKED = Parking(None, 1 << 20, near=1 << 60)
 Schedules = Mapping[Kind, Schedule]
@@ -239,7 +240,8 @@ def _tokens(half: Half, dtype: torch.dtype, kind: str | None) -> None:
     if kind == "int8":  # a file's own codes have rotated inputs
         for layer in (m for m in half.modules() if isinstance(m, Matrix)):
             rows = torch.empty(len(layer.weight), device=META)
-            Codes(layer.weight.to(torch.int8), rows, ROTATED).attach(layer)
+            group = next(g for g in ROTATED if layer.weight.shape[1] % g == 0)
+            Codes(layer.weight.to(torch.int8), rows, group).attach(layer)
         decode()
         forget(half)
 
