@@ -43,8 +43,8 @@ META = torch.device("meta")
 LARGE = int(SMALL_PLANE**0.5)
 #: Numbers of tokens with which attention takes more tiles, and more parts, than with few.
 TOKENS = (160 * 160, 200 * 200)
-#: Columns of a transformer's inputs that are rotated together, as the published file has them; fewer where a width is no
-#: multiple of them.
+#: Columns of a transformer's inputs that are rotated together, as the published file has them; fewer where they do not
+#: divide a width.
 ROTATED = (256, 64, 16, 4)
 #: All histories are parked, on the device, in low bands.
 _PARKED = Parking(None, 1 << 20, near=1 << 60)
