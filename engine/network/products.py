@@ -57,12 +57,11 @@ def product(
 
     Args:
         scales: [R], of 8-bit rows.
-        sums: memory for the int32 results of int8 products.
+        sums: int32, as `multiplied` needs it.
     """
     if p.scales is None:
         torch.addmm(p.bias, x, p.weight.t(), out=out)
     elif p.weight.dtype == torch.int8:
-        sums = sums[: out.numel()].view(out.shape)
         multiplied(x, p.weight, scales, p.scales, p.bias, out, sums, backend=backend)
     elif x.is_cuda:
         torch._scaled_mm(x, p.weight.t(), scales[:, None], p.scales[None, :], bias=p.bias, out_dtype=out.dtype,

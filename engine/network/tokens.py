@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.observe import observed
-from ..kernels.tokens import gated, normalised, rotated, rounded
+from ..kernels.tokens import gated, normalised, rotated, rounded, sum_rows
 from ..runtime.context import ExecutionContext
 from ..runtime.pinned import staged
 from .ops.tokens import EPS, Layer, Tokens, turns
@@ -104,7 +104,7 @@ class Scratch:
         self.narrow, self.gate = take((rows, w), narrow), take((rows, i), narrow)
         self.qkv, self.up, self.made = (take((rows, columns), wide) for columns in (3 * w, 2 * i, w))
         self.scales = None if kind is None else take((rows,), torch.float32)
-        self.sums = take((rows * max(3 * w, 2 * i),), torch.int32) if kind == "int8" else None
+        self.sums = take((sum_rows(rows) * max(3 * w, 2 * i),), torch.int32) if kind == "int8" else None
 
 
 def planned(rows: int, step: Tokens, dtype: torch.dtype, kind: str | None, device: torch.device) -> ExecutionContext:

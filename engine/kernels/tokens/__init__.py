@@ -1,6 +1,7 @@
 """Passes over the tokens of a transformer."""
 
-from .dispatch import LIMITS, TURNS, gated, multiplied, normalised, rotated, rounded, summed
+from .dispatch import LIMITS, gated, multiplied, normalised, rotated, rounded, sum_rows, summed
 from .reference import hadamard
 
-__all__ = ["LIMITS", "TURNS", "gated", "hadamard", "multiplied", "normalised", "rotated", "rounded", "summed"]
+__all__ = ["LIMITS", "gated", "hadamard", "multiplied", "normalised", "rotated", "rounded", "sum_rows",
+           "summed"]

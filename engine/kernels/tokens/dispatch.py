@@ -21,6 +21,8 @@ from .schedules import GROUP, pick
 
 #: The largest number of an 8-bit type; the largest value of a row is scaled to it.
 LIMITS = {FP8: 448.0, torch.int8: 127.0}
+#: Most rows whose int32 sums exist at once, and the step of their number.
+SUM_ROWS, STEP = 1024, 16
 #: Columns that may be rotated together.
 TURNS = tuple(4**i for i in range(1, 8))
 #: Columns of one program, where it needs no sum over its row.
@@ -120,13 +122,16 @@ def multiplied(
     backend: str = "auto",
 ) -> None:  # fmt: skip
     """Write x [R, K] times weight [N, K], both int8, times rows [R] and columns [N], plus bias [N], into out [R, N].
-    sums: int32 [R, N], for products without a kernel of their own."""
+    sums: int32, N for each of `sum_rows(R)`, for products without a kernel of their own."""
     here = kernels_for(x.device, backend)
     (r, k), n = x.shape, len(weight)
     s = None if here is None else pick(here, n, k)
     if s is None:
-        torch._int_mm(x, weight.t(), out=sums)
-        summed(sums, rows, columns, bias, out, backend=backend)
+        for top in range(0, r, size := sum_rows(r)):
+            part = slice(top, min(top + size, r))
+            made = sums[: n * (part.stop - top)].view(-1, n)
+            torch._int_mm(x[part], weight.t(), out=made)
+            summed(made, rows[part], columns, bias, out[part], backend=backend)
         return
     with on_device(x):
         operands = (Descriptor(t, [block, s.depth]) for t, block in ((x, s.rows), (weight, s.columns)))
@@ -134,6 +139,13 @@ def multiplied(
             *operands, rows, columns, bias, out, r, N=n, K=k, BM=s.rows, BN=s.columns, BK=s.depth, GROUP=GROUP,
             num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip
+
+
+def sum_rows(rows: int) -> int:
+    """Return the rows that a product of so many, without a kernel of its own, takes at once: parts of nearly the same
+    size, because libraries refuse few rows."""
+    parts = -(-rows // SUM_ROWS)
+    return -(-rows // parts // STEP) * STEP
 
 
 def _limit(out: Tensor, scales: Tensor | None, turn: int) -> float:

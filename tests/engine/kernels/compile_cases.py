@@ -295,7 +295,7 @@ def token_calls(stored: torch.dtype, wide: torch.dtype):
 def product_calls(here: Target):
     """Call an int8 product, where there is a kernel for it."""
     rows, n, k = 7192, 6144, 2048
-    x, weight, sums = meta(rows, k, dtype=INT8), meta(n, k, dtype=INT8), meta(rows, n, dtype=torch.int32)
+    x, weight, sums = meta(rows, k, dtype=INT8), meta(n, k, dtype=INT8), meta(rows * n, dtype=torch.int32)
     with cross_compile.recorded("tokens.product_kernel") as calls, using(here):
         tokens.multiplied(x, weight, meta(rows), meta(n), meta(n, dtype=HALF), meta(rows, n, dtype=HALF), sums)
     return calls

@@ -153,12 +153,13 @@ def test_only_8_bit_is_rotated():
 @pytest.mark.parametrize("kernel", [True, False])
 def test_int8_products(monkeypatch, kernel):
     """By the kernel and by the library's product with a pass over its sums: the same numbers, for any rows."""
-    rows, n, k, found = 70, 64, 96, []
+    rows, n, k, found = 90, 64, 96, []
+    monkeypatch.setattr(tokens, "SUM_ROWS", 48)  # two parts
     x, weight = (torch.randint(-127, 128, (count, k), dtype=torch.int8) for count in (rows, n))
     scales, columns, bias = normal(rows), normal(n) / 1000, normal(n, dtype=HALF)
     schedule = Schedule(32, 32, 32, 4, 2) if kernel else None
     monkeypatch.setattr(tokens, "pick", lambda here, *sizes: found.append((here.sm, *sizes)) or schedule)
-    out, sums = torch.empty(rows, n, dtype=HALF), torch.full((rows, n), -1, dtype=torch.int32)
+    out, sums = torch.empty(rows, n, dtype=HALF), torch.full((tokens.sum_rows(rows) * n,), -1, dtype=torch.int32)
     multiplied(x, weight, scales, columns, bias, out, sums, backend="triton")
     assert error(out, (x.double() @ weight.double().t()) * scales[:, None] * columns + bias) < 1e-3
     assert found == [(90, n, k)] and kernel == bool((sums == -1).all())
