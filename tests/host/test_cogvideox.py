@@ -1,5 +1,5 @@
-"""CogVideoX's VAE of the host's own class, of published widths (it knows no others): its own decode against ours, of its
-file and of its object."""
+"""CogVideoX's VAE of the host's own class, of published widths (it knows no others): its own decode against ours, of
+its file and of its object."""
 
 from __future__ import annotations
 
