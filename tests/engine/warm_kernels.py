@@ -38,6 +38,7 @@ CELLS = {
     **{key: ((3, 37, 21), (1, 256, 256)) for key in product(["flux"], ["bf16"], HALVES)},
     **{key: ((3, 37, 21),) for key in product(["flux"], ["fp16", "fp8", "int8"], HALVES)},
     **{key: ((3, 37, 21),) for key in product(["qwenimage2.1"], ["bf16"], HALVES)},
+    **{key: ((1, 37, 21),) for key in product(["mage"], ["bf16", "fp16", "fp8", "int8"], ["decode encode"])},
     **{key: ((4, 37, 27),) for key in product(["seedvr2-128 winograd"], ["fp16", "fp8", "int8"], HALVES)},
     ("hunyuanvideo1.5-128 winograd", "fp16", "decode"): ((4, 7, 6),),
 }
