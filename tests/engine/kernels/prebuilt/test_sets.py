@@ -101,7 +101,8 @@ def run(code, *arguments):
 
 
 def test_ptxas_takes_a_sample_for_every_card(tmp_path):
-    """Triton's. Of some it keeps a few bytes in memory, so that one more block fits a processor."""
+    """Triton's. Of some it keeps a few bytes in memory, so that one more block fits a processor. H100 and H200 (sm_90)
+    only have to take them: they run Triton's own code."""
     pytest.importorskip("triton", reason="its ptxas is Triton's")
     texts = {}
     for form in THERE:
@@ -113,11 +114,12 @@ def test_ptxas_takes_a_sample_for_every_card(tmp_path):
         "for form, texts in json.load(open(sys.argv[1])).items():\n"
         "    for text in texts:\n"
         "        for sm in lower_kernels.FORMS[form].cards:\n"
-        "            print(lower_kernels.assembled(text, sm))\n"
+        "            print(sm, lower_kernels.assembled(text, sm))\n"
     )
     (tmp_path / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
     found = run(code, str(tmp_path / "texts.json")).split("\n")[:-1]
-    spilled = [int(line.split()[0]) for line in found if line != "None"]  # anything else is refused
+    asked = [line.split(maxsplit=2) for line in found]
+    spilled = [int(size) for sm, size, *_ in asked if size != "None" and sm != "90"]  # anything else is refused
     assert len(found) > 40 and len(spilled) < len(found) // 4 and max(spilled, default=0) <= 128
 
 
