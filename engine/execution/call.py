@@ -274,6 +274,8 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     here = vae.kernels(half)
     report.kernels = "" if here is None else here.words
     report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
+    if launches := not plan.fused and vae.launches(half):
+        report.mode = f"torch with kernels of its own ({layout})"
     if plan.own is not None and plan.own.layers:
         kind = vae._mixed.mode.kind
         report.mode = f"a transformer, its products in {kind or vae.precision} by the libraries"
@@ -284,6 +286,8 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     off = vae.unused(plan.fused or plan.own is not None)
     if vae.options.triton_fusion is not False and not plan.fused and here is not None and not here.kernels:
         off["triton_fusion"] = "; ".join(here.notes)  # of this component: others may have kernels on this device
+    if launches:
+        off.pop("triton_fusion", None)
     if plan.own is not None and not plan.own.layers:
         off.setdefault("cuda_graphs", "an encoder of tiles runs without them")
     elif plan.own is not None and vae.device.type == "cuda" and vae.options.cuda_graphs:

@@ -154,7 +154,9 @@ class Core(Rescue):
         """Return the fused kernels, or None where they are switched off or cannot run; the reason is logged once."""
         reason = self._kernels_off(emulate=self._mixed.mode.kind is not None)
         if reason:
-            if self.device.type == "cuda":
+            programs = self.architecture.programs(self.model.config)
+            launching = any(step.launches and step.plain_only == reason for p in programs for step in p.steps)
+            if self.device.type == "cuda" and not launching:
                 log.once(f"fused kernels off: {reason}")
             return None
         return self._fused
@@ -162,6 +164,12 @@ class Core(Rescue):
     def kernels(self, half: str) -> Target | None:
         """Return the launcher of the kernels of "encoder" or "decoder"; None: there is nothing to choose, on a CPU."""
         return self._choices.of(half)
+
+    def launches(self, half: str) -> bool:
+        """Return True if eager execution of a component launches kernels of ours on this device."""
+        here, steps = self.kernels(half), getattr(self.model, half).program.steps
+        able = self._options.triton_fusion and here is not None and here.kernels
+        return bool(able) and any(step.launches for step in steps)
 
     def unused(self, fused: bool | None = None) -> dict[str, str]:
         """Return optimisation -> reason, for each one that runs do not use. fused: runs on the fused kernels (True),

@@ -9,6 +9,7 @@ from zerowaste_vae import CheckpointError, InputError, load
 from zerowaste_vae.engine.archs import by_file, detect, latent_space, ltx
 from zerowaste_vae.engine.archs.ltx_diffusion import ARCHITECTURE, KERNELS, LAST_KERNEL, STRIDES, Config, folded
 from zerowaste_vae.engine.kernels.blocks import angles
+from zerowaste_vae.engine.kernels.targets import prebuilt
 from zerowaste_vae.engine.network.ops.diffusion import NeighbourDecoder, Stage
 from zerowaste_vae.engine.network.state import State
 from zerowaste_vae.engine.planning.dryrun import PeakMemory, peak_bytes
@@ -70,6 +71,21 @@ def test_chunks(small, noise):
     frames = small.decode(z, chunk=2)
     assert torch.equal(frames, whole.movedim(1, -1).float().mul(0.5).add(0.5).clamp(0, 1))
     assert torch.equal(small.decode(z, start=9, frames=5), frames[:, 9:14])
+
+
+def test_kernels_that_run_are_named(small, noise, monkeypatch):
+    """Nothing says that kernels are off where eager execution launches them."""
+    z = noise(1, 16, 1, 2, 2)
+    small.decode(z)
+    assert small.last_report.mode.startswith("plain torch") and "triton_fusion" in dict(small.last_report.off)
+    monkeypatch.setattr(type(small), "kernels", lambda self, half: prebuilt("RTX 5070 Ti", 120, "C"))
+    small.decode(z)
+    assert small.last_report.mode.startswith("torch with kernels of its own")
+    assert small.last_report.kernels == "prebuilt kernels, set C" and "triton_fusion" not in dict(small.last_report.off)
+    small.triton_fusion = False
+    small.decode(z)
+    assert small.last_report.mode.startswith("plain torch")
+    small.triton_fusion = True
 
 
 def test_noise(small, noise):
