@@ -22,7 +22,8 @@ class Rescue(Calls):
     def _without_kernels(self, half: str, error: Exception) -> bool:
         """Switch the failed kernels off on this device, for this and all later calls, and return True, if `error` is
         theirs and other kernels or plain torch can run the component without them."""
-        if self.fused() is None or not from_kernels(error) or out_of_memory(error):
+        launched = self.fused() is not None or self.launches(half)
+        if not launched or not from_kernels(error) or out_of_memory(error):
             return False
         if not self._choices.give_up(half, error) or (self.kernels(half) is None and self.fused() is not None):
             return False

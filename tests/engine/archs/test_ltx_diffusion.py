@@ -9,6 +9,7 @@ from zerowaste_vae import CheckpointError, InputError, load
 from zerowaste_vae.engine.archs import by_file, detect, latent_space, ltx
 from zerowaste_vae.engine.archs.ltx_diffusion import ARCHITECTURE, KERNELS, LAST_KERNEL, STRIDES, Config, folded
 from zerowaste_vae.engine.kernels.blocks import angles
+from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
 from zerowaste_vae.engine.kernels.targets import prebuilt
 from zerowaste_vae.engine.network.ops.diffusion import NeighbourDecoder, Stage
 from zerowaste_vae.engine.network.state import State
@@ -86,6 +87,16 @@ def test_kernels_that_run_are_named(small, noise, monkeypatch):
     small.decode(z)
     assert small.last_report.mode.startswith("plain torch")
     small.triton_fusion = True
+
+
+def test_kernels_that_fail_are_given_up(small, monkeypatch):
+    """Eager execution launches them: a decode goes on in the next way, as of fused networks."""
+    refused, asked = PrebuiltError("the driver refuses it"), []
+    assert not small._without_kernels("decoder", refused)  # nothing is launched on a CPU
+    monkeypatch.setattr(type(small), "kernels", lambda self, half: prebuilt("RTX 5070 Ti", 120, "C"))
+    monkeypatch.setattr(small._choices, "give_up", lambda *what: not asked.append(what))
+    assert small._without_kernels("decoder", refused) and asked == [("decoder", refused)]
+    assert not small._without_kernels("decoder", ValueError("of a frame's size"))
 
 
 def test_noise(small, noise):
