@@ -16,6 +16,7 @@ from .archs.arch import holds
 from .checkpoints import Checkpoint, read_checkpoint, restore_shapes
 from .checkpoints.source import Source
 from .errors import CheckpointError, InputError
+from .kernels.targets import target
 from .precision.modes import MIXED, PRECISIONS
 from .system.devices import numbered
 from .system.finite import all_finite
@@ -75,7 +76,7 @@ def load(
     if precision == "auto":
         name = auto_precision(where, architecture)
     elif precision in MIXED:
-        name = architecture.native
+        name = architecture.activations(precision, target(where).half_accumulate)
     dtype = PRECISIONS[name]
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:

@@ -17,6 +17,7 @@ from ..engine.archs import Architecture, by_file, colours_of
 from ..engine.distributed.devices import resolve
 from ..engine.errors import Cancelled, ZeroWasteError
 from ..engine.kernels.cards import AUTO, CHOICES
+from ..engine.kernels.targets import target as target_of
 from ..engine.loader import NAMES, PRECISIONS, auto_precision
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import Machine
@@ -214,7 +215,8 @@ def answer(
     if asked == "auto" and q.model in KNOWN.quantised and here.type == "cuda" and not ORDERS.precision:
         asked = "int8"
     precision = auto_precision(here, architecture) if asked == "auto" else asked
-    plain = architecture.native if precision in MIXED else precision
+    half_sums = precision == "fp16_fast" and target_of(here).half_accumulate
+    plain = architecture.activations(precision, half_sums) if precision in MIXED else precision
     planner, choices, off, mode = _planner(architecture, config, asked, plain, here, q.options, kept.rates(here))
     if asked == "auto" and mode.half_accumulate:
         precision = "fp16_fast"

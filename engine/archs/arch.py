@@ -100,6 +100,8 @@ class Architecture:
     decoder: Callable[[Any], Program]
     #: The meaning of precision "auto" on a GPU that computes in it.
     native: str = "fp16"
+    #: ComfyUI's own class runs in fp16 as well as in bf16, the native type: with sums in fp16, activations are fp16.
+    fp16: bool = False
     #: None: plans need a file.
     published: Published | None = None
     #: Returns the pixels per latent pixel for a file's sizes, if files differ in it.
@@ -134,6 +136,13 @@ class Architecture:
     prepared: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     #: Parameters that stay in fp32 whatever the type of the others.
     wide: tuple[str, ...] = ()
+
+    def activations(self, asked: str, half_sums: bool) -> str:
+        """Return the type of activations, "fp16" or "bf16", of an approximate precision such as "int8".
+
+        half_sums: the GPU multiplies faster with sums in fp16.
+        """
+        return "fp16" if self.fp16 and half_sums and asked == "fp16_fast" else self.native
 
     def frames(self, latents: int) -> int:
         """Return the frames that `latents` of a clip decode to."""

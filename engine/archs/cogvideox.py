@@ -103,6 +103,6 @@ ARCHITECTURE = Architecture(
              "encoder.mid_block.resnets.1.conv2.conv.weight"),
         ),
     ),
-    8, 4, 1.0, Config.from_shapes, encoder, decoder, native="bf16", pairs=True,
+    8, 4, 1.0, Config.from_shapes, encoder, decoder, native="bf16", fp16=True, pairs=True,
     published=Published("CogVideoX", Config(_WIDTHS, _WIDTHS), r"cog[ _.-]*video", ("cogvideox", "cogvideo")),
 )  # fmt: skip

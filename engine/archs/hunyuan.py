@@ -112,7 +112,7 @@ ARCHITECTURE = Architecture(
         tuple(f"{half}.mid.{part}.weight" for part in ("block_1.conv1.conv", "block_1.conv2.conv", "attn_1.q"))
         for half in ("decoder", "encoder")
     )),
-    8, 4, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
+    8, 4, 1.0, Config.from_shapes, encoder, decoder, native="bf16", fp16=True,
     published=Published(
         "HunyuanVideo", Config((128, 256, 512, 512), (128, 256, 512, 512)), r"hunyuan[ _.-]*video",
         ("hunyuan", "kandinsky", "skyreels"),

@@ -134,7 +134,9 @@ def _place(direction: str, level: int, index: int, resnets: int, nested: bool) -
 def _architecture(keys: KeySet, spatial: int, published: Published) -> Architecture:
     configure = functools.partial(Config.from_shapes, patch=published.config.patch)
     # The sampler applies the mean and deviation of the latents.
-    return Architecture(keys, spatial, 4, 1.0, configure, encoder, decoder, native="bf16", published=published)
+    return Architecture(
+        keys, spatial, 4, 1.0, configure, encoder, decoder, native="bf16", fp16=True, published=published
+    )
 
 
 _WIDTHS = (96, 192, 384, 384)

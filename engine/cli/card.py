@@ -56,7 +56,7 @@ def on(card: Card, architecture: Architecture, config: Any, half: str, precision
     from ..planning.fused_walk import FusedWalk
     from ..precision.modes import Mode
 
-    dtype = PRECISIONS.get(precision) or PRECISIONS[architecture.native]
+    dtype = PRECISIONS.get(precision) or PRECISIONS[architecture.activations(precision, True)]
     mode = Mode(precision if precision in ("fp8", "int8") else None, precision == "fp16_fast")
     walk = FusedWalk(architecture, config, dtype, replace(DEFAULTS, kernels=kernels))
     return project(walk, half, card.name, card.sm, mode)
@@ -99,8 +99,8 @@ def suggested(sm: int) -> Iterator[tuple[str, str]]:
     if gains_by_half_sums(sm):
         # SeedVR2's published widths, five frames of 1280x720, the form of sm_120 on an H200.
         yield "suggestion", (
-            "faster here where named, never by itself: fp16_fast (models made for fp16; products up to twice as fast; "
-            "63.3 dB against fp32 where fp16 has 66.8, random weights), int8 (up to four times; 35.6 dB there)"
+            "faster here where named, never by itself: fp16_fast (models that run in fp16; products up to twice as "
+            "fast; 61.6 dB against fp32 where fp16 has 66.8, random weights), int8 (up to four times; 35.6 dB there)"
         )
 
 
@@ -117,7 +117,7 @@ def words(card: Card, architecture: Architecture, config: Any, half: str, precis
     from ..planning.fusable import no_8_bit, not_fused
 
     program = architecture.program(half, config)
-    dtype = PRECISIONS.get(precision) or PRECISIONS[architecture.native]
+    dtype = PRECISIONS.get(precision) or PRECISIONS[architecture.activations(precision, True)]
     why = not_fused([program], dtype)
     if why is None and precision not in PRECISIONS and not program.scales:
         why = no_8_bit([program], dtype)

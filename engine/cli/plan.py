@@ -157,7 +157,7 @@ def _planner(
         architecture, config = vae.architecture, vae.model.config
 
     plain = PRECISIONS.get(args.precision)
-    dtype = plain or PRECISIONS[architecture.native]
+    dtype = plain or PRECISIONS[architecture.activations(args.precision, True)]
     reason = "--plain" if args.plain else not_fused(architecture.programs(config), dtype)
     native = args.precision if args.precision != "auto" else architecture.native
     if card and reason is None and not (here := on(card, architecture, config, half, native, chosen)).kernels:
