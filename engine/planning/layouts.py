@@ -231,10 +231,11 @@ RULES: dict[Any, Callable[..., Layout | list[Layout] | None]] = {
     **dict.fromkeys((
         aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.pow.Tensor_Scalar, aten.pow.Scalar,
         aten.remainder.Scalar, aten.floor_divide.default, aten.clamp_min.default, aten.abs.default,
-        aten.silu.default,
+        aten.silu.default, aten.gelu.default,
     ), _each),
     **dict.fromkeys((
-        aten.div.Tensor, aten.rsqrt.default, aten.sin.default, aten.cos.default, aten.exp.default, aten.log.default,
+        aten.div.Tensor, aten.rsqrt.default, aten.sigmoid.default,
+        aten.sin.default, aten.cos.default, aten.exp.default, aten.log.default,
     ), _floats),
     aten.eq.Tensor: _bools,
     aten.addcmul.default: _of_one_type,
@@ -272,7 +273,7 @@ RULES: dict[Any, Callable[..., Layout | list[Layout] | None]] = {
 IN_PLACE = {
     id(func) for func in (
         aten.add_.Tensor, aten.mul_.Tensor, aten.silu_.default, aten.copy_.default, aten.addmm_.default,
-        aten.uniform_.default,
+        aten.uniform_.default, aten.addcmul_.default, aten.clamp_max_.default,
     )
 }  # fmt: skip
 

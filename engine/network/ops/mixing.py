@@ -66,7 +66,8 @@ class Block(nn.Module):
     def vectors(self, embedding: nn.Module | None) -> Tensor:
         """Return shift, scale and gate of both branches, float32 [6, C]; a norm is multiplied by its scale as it is."""
         if embedding is None:
-            ones = torch.ones_like(self.norm1.bias, dtype=torch.float32)
+            bias = self.norm1.bias
+            ones = torch.ones(len(bias), dtype=torch.float32, device=bias.device)
             pairs = ((norm.bias.float(), norm.weight.float(), ones) for norm in (self.norm1, self.norm2))
             return torch.stack([vector for three in pairs for vector in three])
         last = self.adaLN_modulation[1]
@@ -158,7 +159,8 @@ class Mix(Step):
 
     def pack(self, part: Part, operands: Operands, options: Options) -> Packed:
         block, dtype = part(self.name), operands.dtype
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.vectors(part)
+        vectors = block.vectors(part(self.embedding) if self.embedding else None)
+        shift1, scale1, gate1, shift2, scale2, gate2 = vectors
         weight, bias = matrix(block.conv3, torch.float32, gate1)
         gate, gate_bias = matrix(block.ca[1], torch.float32)
         return Packed(

@@ -299,12 +299,7 @@ class PatchPixels(Step):
     def pack(self, part: Part, operands: Operands, options: Options) -> PatchNetwork:
         f, n, dtype = self.features, self.patch**2, operands.dtype
         wide = max(LEAST_FEATURES, 1 << (f - 1).bit_length())
-        values, entry, last = part("y_embedder_x"), part("x_embedder.embedder.0"), part(f"{self.name}.input_proj")
-        # No activation lies between the three layers.
-        both = last.weight.double() @ entry.weight[:, COLOURS : COLOURS + f].double()
-        first = torch.einsum("fj,jpc->pfc", both, values.weight.double().view(f, n, self.width))
-        places = self._places(part).double() @ last.weight.double().t() + last.bias.double()
-        first_bias = values.bias.double().view(f, n).t() @ both.t() + places
+        first, first_bias = self._first(part)
         second = part(f"{self.name}.cond_embed")
         layers = [part(f"{self.name}.res_blocks.{i}") for i in range(self.layers)]
         products = torch.stack([
@@ -331,6 +326,16 @@ class PatchPixels(Step):
             padded(products, 2, dtype), padded(vectors, 1, torch.float32),
             padded(end.weight.float() * part("final_layer.norm").weight.float(), 1, torch.float32), end.bias.float(), f,
         )  # fmt: skip
+
+    def _first(self, part: Part) -> Matrix:
+        """Return weight [patch^2, features, width] and bias [patch^2, features], float64, of the three layers before
+        the first activation, as one. Their own weights are freed with the call."""
+        f, n = self.features, self.patch**2
+        values, entry, last = part("y_embedder_x"), part("x_embedder.embedder.0"), part(f"{self.name}.input_proj")
+        both = last.weight.double() @ entry.weight[:, COLOURS : COLOURS + f].double()
+        weight = torch.einsum("fj,jpc->pfc", both, values.weight.double().view(f, n, self.width))
+        places = self._places(part).double() @ last.weight.double().t() + last.bias.double()
+        return weight, values.bias.double().view(f, n).t() @ both.t() + places
 
     def store(self, packed: PatchNetwork, run: ExecutionContext, x: Tensor, sums: Partials | None, output: torch.dtype,
               form: Form) -> Tensor:  # fmt: skip
@@ -377,8 +382,9 @@ class PatchPixels(Step):
 def waves(patch: int, device: torch.device) -> Tensor:
     """Return the cosines of the pixels of a patch, row by row, float32 [patch^2, 64]: index 8 i + j has frequency i of
     the column and j of the row."""
-    place = torch.linspace(0, 1, patch, device=device)
-    rates = torch.linspace(0, WAVES, WAVES, device=device)
+    # On the CPU, also for the meta device: there torch imports its compiler for this function.
+    place = torch.linspace(0, 1, patch, device="cpu")
+    rates = torch.linspace(0, WAVES, WAVES, device="cpu")
     one = torch.cos(torch.pi * place[:, None] * rates)
     made = one[None, :, :, None] * one[:, None, None, :] / (1 + rates[:, None] * rates)
-    return made.reshape(patch**2, WAVES**2)
+    return made.reshape(patch**2, WAVES**2).to(device)

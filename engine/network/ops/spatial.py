@@ -39,7 +39,7 @@ class SpatialNormAct(nn.Module):
     def forward(self, x: Tensor, state: State) -> Tensor:
         z, y, first = state.constants[LATENTS], self.norm_layer(x), state.count(self.key, x)
         taken = [latent_of_frame(first + i, self.rate, z.shape[2]) for i in range(x.shape[2])]
-        some, (h, w) = z[:, :, taken[0] : taken[-1] + 1], z.shape[3:]
+        some, (h, w) = z[:, :, taken[0] : taken[-1] + 1].contiguous(), z.shape[3:]
         gains, shifts = (layer.convolution(some)[:, :, :, :, None, :, None] for layer in (self.conv_y, self.conv_b))
         grows, frames = torch.is_grad_enabled(), []
         for frame, latent in zip(y.split(1, 2), taken, strict=True):
