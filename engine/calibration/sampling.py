@@ -126,7 +126,7 @@ class Reader:
     def __call__(self, conv: Conv, frames: Tensor) -> None:
         key, count = conv.key, frames[..., 0].numel()
         for frame in frames:  # one at a time, to save memory
-            x = frame.flatten(0, 1).float()
+            x = frame.flatten(0, 1).to(torch.float32, copy=True)  # it is squared in place
             largest, squares = x.abs().amax(0), x.square_().sum(0)
             self._largest[key] = torch.maximum(largest, self._largest.get(key, largest))
             self._squares[key] = squares + self._squares.get(key, 0.0)

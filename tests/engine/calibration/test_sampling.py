@@ -1,5 +1,7 @@
 """Quantised networks through the reference operators: the bits change, the error is that of 8 bits, chunks agree."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
@@ -177,3 +179,12 @@ def test_encoder_ranges(model):
 def test_decibel_and_back():
     assert sampling.decibel(sampling.from_decibel(47.0)) == pytest.approx(47.0)
     assert sampling.decibel(0.0) == float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_watched_values_stay_as_they_are(dtype):
+    frames = torch.arange(-8.0, 8.0).view(2, 2, 2, 2).to(dtype)
+    before, reader = frames.clone(), sampling.Reader()
+    reader(SimpleNamespace(key="conv", stride=(1, 1, 1), weight=SimpleNamespace(flops_per_position=2.0)), frames)
+    assert torch.equal(frames, before)
+    assert reader.ranges()["conv"].largest == (8.0, 7.0)
