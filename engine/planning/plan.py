@@ -56,6 +56,8 @@ class Plan:
     beside: int = field(default=0, compare=False)
     #: Target in bytes, if the default one had to be raised to it.
     raised: int | None = field(default=None, compare=False)
+    #: Eager execution launches kernels of ours where the device has them.
+    launches: bool = field(default=False, compare=False)
     #: Text: the property that "auto" had to give up for a plan, and a way to keep it.
     note: str = field(default="", compare=False)
 
@@ -88,7 +90,8 @@ class Plan:
             return f"{self.own.describe()}, about {in_gb(self.peak_bytes)}{note}"
         tiles = f"{len(self.grid)} blended tiles" if self.tiled else "untiled"
         frames = f", {self.steps.frames} frame(s) per step at full size" if self.steps.frames else ""
-        kernels = "fused kernels" if self.fused else "plain torch"
+        eager = "steps with kernels of their own" if self.launches else "plain torch"
+        kernels = "fused kernels" if self.fused else eager
         parked = f", {in_gb(self.host_bytes)} of histories parked in host memory" if self.host_bytes else ""
         again = ", what does not fit recomputed band by band" if self.rolls else ""
         size = f"about {in_gb(self.peak_bytes)}"

@@ -271,8 +271,9 @@ class Planner:
             fixed = self._besides(ask.half, False)
             return target is None or fixed + self._plain_peak(ask, tiles, some, target) <= target
 
+        launches = any(step.launches for step in self._program(ask.half).steps)
         for some in steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits) :]:
-            yield Plan(some, tiles, self._plain_peak(ask, tiles, some))
+            yield Plan(some, tiles, self._plain_peak(ask, tiles, some), launches=launches)
 
     def _plain_steps(self, ask: Ask) -> Iterator[Steps]:
         if self._program(ask.half).piece:

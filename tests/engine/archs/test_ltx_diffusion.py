@@ -82,6 +82,7 @@ def test_kernels_that_run_are_named(small, noise, monkeypatch):
     monkeypatch.setattr(type(small), "kernels", lambda self, half: prebuilt("RTX 5070 Ti", 120, "C"))
     small.decode(z)
     assert small.last_report.mode.startswith("torch with kernels of its own")
+    assert small.last_report.plan.startswith("steps with kernels of their own, untiled")
     assert small.last_report.kernels == "prebuilt kernels, set C" and "triton_fusion" not in dict(small.last_report.off)
     small.triton_fusion = False
     small.decode(z)
