@@ -154,8 +154,8 @@ class Core(Rescue):
         """Return the fused kernels, or None where they are switched off or cannot run; the reason is logged once."""
         reason = self._kernels_off(emulate=self._mixed.mode.kind is not None)
         if reason:
-            programs = self.architecture.programs(self.model.config)
-            launching = any(step.launches and step.plain_only == reason for p in programs for step in p.steps)
+            programs = [half.program for half in (self.model.encoder, self.model.decoder) if half is not None]
+            launching = any(p.launches and p.why_not_fused() == reason for p in programs)
             if self.device.type == "cuda" and not launching:
                 log.once(f"fused kernels off: {reason}")
             return None
@@ -167,9 +167,10 @@ class Core(Rescue):
 
     def launches(self, half: str) -> bool:
         """Return True if eager execution of a component launches kernels of ours on this device."""
-        here, steps = self.kernels(half), getattr(self.model, half).program.steps
-        able = self._options.triton_fusion and here is not None and here.kernels
-        return bool(able) and any(step.launches for step in steps)
+        if not (self._options.triton_fusion and getattr(self.model, half).program.launches):
+            return False
+        here = self.kernels(half)
+        return here is not None and bool(here.kernels)
 
     def unused(self, fused: bool | None = None) -> dict[str, str]:
         """Return optimisation -> reason, for each one that runs do not use. fused: runs on the fused kernels (True),

@@ -385,8 +385,12 @@ class Program:
 
     def eligible(self, least: int) -> list[str]:
         """Return the keys of the convolutions that may take 8-bit operands, with at least `least` channels."""
-        pairs = (pair for step in self.every() for pair in step.eligible())
-        return [f"{self.half}.{name}" for name, channels in pairs if channels >= least]
+        return [f"{self.half}.{name}" for step in self.every() for name, size in step.eligible() if size >= least]
+
+    @functools.cached_property
+    def launches(self) -> bool:
+        """Return True if eager execution launches kernels of ours."""
+        return any(step.launches for step in self.steps)
 
     def why_not_fused(self) -> str | None:
         """Return the reason why fused execution cannot run it, or None."""

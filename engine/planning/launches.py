@@ -82,7 +82,7 @@ def launches(
             step.scales for step in found.program.steps
         ):
             _tokens(found, dtype, kind)
-        elif found is not None and any(step.launches for step in found.program.steps):
+        elif found is not None and found.program.launches:
             _eagerly(copy.deepcopy(found).to(dtype))
     return keys_of(calls)
 

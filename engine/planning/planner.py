@@ -271,7 +271,7 @@ class Planner:
             fixed = self._besides(ask.half, False)
             return target is None or fixed + self._plain_peak(ask, tiles, some, target) <= target
 
-        launches = any(step.launches for step in self._program(ask.half).steps)
+        launches = self._program(ask.half).launches
         for some in steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits) :]:
             yield Plan(some, tiles, self._plain_peak(ask, tiles, some), launches=launches)
 
