@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -67,6 +70,20 @@ def make(name: str, precision: str) -> VideoVAE:
             weights[key] = weights[key].cpu()
     groups = {} if config.norm_groups is None else {"norm_num_groups": str(config.norm_groups)}
     return load(Checkpoint(weights, groups), precision, "cuda")
+
+
+def decibels(frames: torch.Tensor, exact: torch.Tensor) -> float:
+    return 10 * math.log10(1 / (frames.double() - exact.double()).square().mean().item())
+
+
+@contextmanager
+def plain_torch(vae: VideoVAE) -> Iterator[None]:
+    """Switch the fused kernels off in the block."""
+    vae.triton_fusion = False
+    try:
+        yield
+    finally:
+        vae.triton_fusion = True
 
 
 def _weight(key: str, noise: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Flux's and Qwen-Image 2.1's VAEs at their published widths on a real GPU: bits in every batch, band and placement,
 rounding beside plain torch."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.runtime.parking import Parking
 
-from ..gpu_models import make
+from ..gpu_models import decibels, make, plain_torch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,14 +55,7 @@ def test_rounding_is_no_worse_than_plain_torchs(vae, noise):
         pytest.skip("8 bit has its own floor")
     z = noise(1, vae.latent_channels, 1, 48, 40)
     exact = make(vae.arch, "fp32").decode(z)
-
-    def decibels():
-        return 10 * math.log10(1 / (vae.decode(z).double() - exact.double()).square().mean().item())
-
-    fused = decibels()
-    vae.triton_fusion = False
-    try:
-        plain = decibels()
-    finally:
-        vae.triton_fusion = True
+    fused = decibels(vae.decode(z), exact)
+    with plain_torch(vae):
+        plain = decibels(vae.decode(z), exact)
     assert fused > plain - 0.5

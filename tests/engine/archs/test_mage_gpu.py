@@ -1,7 +1,6 @@
 """Mage-VAE at its published widths on a real GPU: kernels beside their references, bits in every batch, band and tile,
 memory within plans, rounding beside plain torch."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.runtime.parking import Parking
 from zerowaste_vae.engine.system.memory import GIB
 
-from ..gpu_models import make
+from ..gpu_models import decibels, make, plain_torch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,16 +59,9 @@ def test_rounding_is_no_worse_than_plain_torchs(vae, noise):
         pytest.skip("8 bit has its own floor")
     z = noise(1, 128, 1, 40, 48)
     exact = make("mage", "fp32").decode(z)
-
-    def decibels():
-        return 10 * math.log10(1 / (vae.decode(z).double() - exact.double()).square().mean().item())
-
-    fused = decibels()
-    vae.triton_fusion = False
-    try:
-        plain = decibels()
-    finally:
-        vae.triton_fusion = True
+    fused = decibels(vae.decode(z), exact)
+    with plain_torch(vae):
+        plain = decibels(vae.decode(z), exact)
     print(f"fused {fused:.2f} dB, plain torch {plain:.2f} dB")
     assert fused > plain - 0.5
 

@@ -14,6 +14,7 @@ from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.system.memory import GIB
 
 from .. import gpu_models
+from ..gpu_models import decibels
 
 pytestmark = [
     pytest.mark.gpu,
@@ -105,10 +106,6 @@ def test_room_for_encode(make, z):
     assert vae.packed_bytes
     gb = vae.plan_encode(2, *SIZE[1:]).peak_bytes / GIB - 0.05 * vae.packed_bytes / GIB
     assert vae.encode(frames, vram_gb=gb).isfinite().all()
-
-
-def decibels(frames, exact):
-    return 10 * math.log10(4.0 / (4 * (frames.double() - exact.double()).square().mean().item()))
 
 
 @pytest.mark.parametrize("precision, least", [("fp16", 50), ("bf16", 35), ("fp8", 25), ("int8", 30)])

@@ -1,7 +1,6 @@
 """Stable Video Diffusion's VAE on a real GPU: bits in every band and group of frames, rounding beside plain torch, and
 memory as it is stated."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from zerowaste_vae.engine.network import chain
 from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.runtime.parking import Parking
 
-from ..gpu_models import make
+from ..gpu_models import decibels, make, plain_torch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,16 +59,9 @@ def test_rounding_is_no_worse_than_plain_torchs(vae, noise):
         pytest.skip("8 bit has its own floor")
     z = noise(1, 4, 5, 24, 20)
     exact = make("svd-tiny", "fp32").decode(z)
-
-    def decibels():
-        return 10 * math.log10(1 / (vae.decode(z).double() - exact.double()).square().mean().item())
-
-    fused = decibels()
-    vae.triton_fusion = False
-    try:
-        plain = decibels()
-    finally:
-        vae.triton_fusion = True
+    fused = decibels(vae.decode(z), exact)
+    with plain_torch(vae):
+        plain = decibels(vae.decode(z), exact)
     assert fused > plain - 0.5
 
 

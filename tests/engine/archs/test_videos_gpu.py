@@ -1,7 +1,6 @@
 """LTX, Mochi, HunyuanVideo and CogVideoX at their published widths on a real GPU: bits in every chunking and
 placement, and rounding beside plain torch."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.planning.plan import why_none
 from zerowaste_vae.engine.runtime.parking import Parking
 
-from ..gpu_models import make
+from ..gpu_models import decibels, make, plain_torch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -100,17 +99,10 @@ def test_conditioned_norms_in_8_bit(latents, precision):
     assert decibels(frames, make("cogvideox", "fp32").decode(z)) > 25
 
 
-def decibels(frames, exact):
-    return 10 * math.log10(1 / (frames.double() - exact.double()).square().mean().item())
-
-
 def test_rounding_is_no_worse_than_plain_torchs(pair, request):
     vae, z = pair
     exact = make(vae.arch, "fp32").decode(z)
     fused = decibels(vae.decode(z), exact)
-    vae.triton_fusion = False
-    try:
+    with plain_torch(vae):
         plain = decibels(vae.decode(z), exact)
-    finally:
-        vae.triton_fusion = True
     assert fused > plain - 0.5

@@ -1,6 +1,5 @@
 """Wan at its published widths on a real GPU: bits in every chunking and placement, and rounding beside plain torch."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.runtime.parking import Parking
 
-from ..gpu_models import make
+from ..gpu_models import decibels, make, plain_torch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,10 +65,6 @@ def test_equal_bits(pair, noise, monkeypatch):
         assert torch.equal(vae.encode(video), latent), other
 
 
-def decibels(frames, exact):
-    return 10 * math.log10(1 / (frames.double() - exact.double()).square().mean().item())
-
-
 def test_rounding_is_no_worse_than_plain_torchs(pair, noise, references):
     version, vae = pair
     z = noise(1, vae.latent_channels, *CLIP)
@@ -79,10 +74,7 @@ def test_rounding_is_no_worse_than_plain_torchs(pair, noise, references):
         assert vae.last_report.operands.startswith(f"31 of 31 convolutions in {vae.precision}")
         assert 20 < fused < bf16
         return
-    vae.triton_fusion = False
-    try:
+    with plain_torch(vae):
         plain = decibels(vae.decode(z), exact)
-    finally:
-        vae.triton_fusion = True
     assert fused == bf16  # of another VAE, from the same weights
     assert fused > plain - 0.5
