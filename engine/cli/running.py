@@ -1,4 +1,4 @@
-"""What commands share from the loaded VAE to the report: ranks of torchrun, checks, progress."""
+"""Run what decode and encode share, from the loaded VAE to the report: ranks of torchrun, checks, progress."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def rotated_kernel(qkv, turns, tokens, eps, HEADS: tl.constexpr, HEAD: tl.conste
 
 @triton.jit
 def gated_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr, TURN: tl.constexpr):
-    """Of [R, 2 D]: SiLU of the first half times the second. A program has a whole row where LIMIT > 0."""
+    """Multiply SiLU of the first half of [R, 2 D] by the second. A program has a whole row where LIMIT > 0."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = c < D
