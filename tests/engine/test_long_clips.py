@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="re
 MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
 
 
-@pytest.mark.parametrize(("kind", "frames"), [("trivial", 3000 if LONG else 120), ("demo", 600 if LONG else 200)])
+#: x264 takes some 60 frames before it gives one back: memory grows until frame 100, by 4 % after frame 60.
+@pytest.mark.parametrize(("kind", "frames"), [("trivial", 3000 if LONG else 200), ("demo", 600 if LONG else 200)])
 def test_memory_is_flat(tmp_path, kind, frames):
     script = Path(__file__).with_name("long_clip.py")
     environment = {**os.environ, **MALLOC, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
