@@ -154,6 +154,8 @@ def _planner(
         architecture, config = DEFAULT, DEFAULT.published.config
     else:
         vae = load(args.vae, precision="fp32", device="cpu", norm_groups=args.norm_groups)
+        if half == "encoder" and not vae.can_encode:
+            raise InputError(f"{args.vae}: holds a decoder only, so there is no encode to plan")
         architecture, config = vae.architecture, vae.model.config
 
     plain = PRECISIONS.get(args.precision)

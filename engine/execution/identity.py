@@ -6,6 +6,7 @@ import threading
 from collections.abc import Hashable
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from .. import log
@@ -45,6 +46,7 @@ class Following:
     architecture: Architecture
     path: Path | None
     packed_bytes: int
+    device: torch.device
     _busy: threading.Lock
     _mixed: Mixed
     _options: Options
@@ -58,11 +60,12 @@ class Following:
 
     def _follow(self) -> None:
         """Drop everything made of the weights if they have changed, for whatever reason. Call it with `_busy` held."""
-        closely = self._mixed.mode.kind is not None and not self.packed_bytes  # read from disk or written there next
+        # Look closely where packed weights are read from disk or written there next, and on a CPU, which is slow anyway.
+        closely = self._mixed.mode.kind is not None and (not self.packed_bytes or self.device.type == "cpu")
         if not self._made_of.holds(self.model, self.patches, closely):
             log.debug("the weights are others now: they are packed anew")
             self.release()
-            codes.forget(self.model)
+            codes.follow(self.model)
             self._identify()
             self._use(self._options)
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import weakref
 
+import torch
 from torch import Tensor, nn
+
+from ..kernels.tokens import hadamard
+
+#: Rows of a weight that are compared at once.
+ROWS = 256
 
 
 class Codes:
@@ -26,7 +32,7 @@ class Codes:
         return self
 
     def attach(self, linear: nn.Linear) -> None:
-        """Keep the codes with the layer, as long as its weight stays the same."""
+        """Keep the codes with the layer; they count as long as its weight stays the same."""
         self._of = weakref.ref(linear.weight), _version(linear.weight)
         linear.codes = self
 
@@ -40,11 +46,39 @@ class Codes:
         return codes if weight() is linear.weight and version == _version(linear.weight) else None
 
 
+    def stand_for(self, weight: Tensor) -> bool:
+        """Check whether a weight [N, K] holds the values of these codes, in a type that a file's are rounded to."""
+        if weight.shape != self.values.shape:
+            return False
+        parts = (self.values, self.scales, weight)
+        return all(_equal(*part, self.group) for part in zip(*(t.split(ROWS) for t in parts), strict=True))
+
+
 def forget(network: nn.Module) -> None:
-    """Drop the codes of all layers: some of the weights are others now."""
+    """Drop the codes of all layers."""
     for layer in network.modules():
         if getattr(layer, "codes", None) is not None:
             layer.codes = None
+
+
+def follow(network: nn.Module) -> None:
+    """Use each layer's codes as long as its weight has their values: a host lays patches over weights, takes them away
+    again, and puts other tensors with the same values in their place."""
+    for layer in network.modules():
+        if (codes := getattr(layer, "codes", None)) is not None:
+            layer.codes = Codes(codes.values, codes.scales, codes.group)  # copies of the network have the old one
+            if codes.stand_for(layer.weight):
+                layer.codes.attach(layer)
+
+
+@torch.no_grad()
+def _equal(values: Tensor, scales: Tensor, weight: Tensor, group: int) -> bool:
+    there = values.to(weight.device).float()
+    if group:
+        there = (there.view(-1, group) @ hadamard(group).to(there.device)).view(there.shape)
+    there = there * scales.to(weight.device)[:, None]
+    return any(torch.equal(there.to(kind).to(weight.dtype), weight)
+               for kind in (weight.dtype, torch.float32, torch.float16, torch.bfloat16))  # fmt: skip
 
 
 def _version(weight: Tensor) -> int | None:

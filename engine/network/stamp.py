@@ -30,6 +30,10 @@ class Stamp:
             for m in network.modules() for place in (m._parameters, m._buffers)
             for name, t in place.items() if t is not None
         ]  # fmt: skip
+        self._absent = [
+            (place, name) for m in network.modules() for place in (m._parameters, m._buffers, m._modules)
+            for name, one in place.items() if one is None
+        ]  # fmt: skip
         self._uncounted = any(version is None for *_, version in self._weights)
         tensors = self._tensors()
         self._addresses, self._values = [t.data_ptr() for t in tensors], _samples(tensors)
@@ -43,6 +47,8 @@ class Stamp:
         if self._network() is not network:
             return False
         if any((layer := place.get(name)) is None or layer is not known() for place, name, known in self._layers):
+            return False
+        if any(place.get(name) is not None for place, name in self._absent):
             return False
         look = closely or self._uncounted
         for (place, name, tensor, version), address in zip(self._weights, self._addresses, strict=True):

@@ -136,6 +136,30 @@ def test_int8_codes_go_with_changed_weights(int8):
     assert Product.of(layer, "int8", torch.float32, CPU).turn == 0
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+def test_int8_codes_come_back_with_their_weights(shared, kind):
+    """A patch that is laid over weights and taken away, and other tensors with the same values."""
+    path = shared / "golden" / "minimax_h3_int8" / "narrow.weights.safetensors"
+    vae = load(path, "int8", "cpu")
+    vae.model.to(kind)  # as fp16 and bf16 VAEs hold them
+    layers = [vae.model.decoder.get_submodule(f"transformer_blocks.0.{name}") for name in ("ff.w2", "attn.to_qkv")]
+    kept = [layer.weight.clone() for layer in layers]
+    vae.follow()
+    for layer in layers:
+        layer.weight = torch.nn.Parameter(1.01 * layer.weight, requires_grad=False)
+    vae.follow()
+    assert [Codes.of(layer) for layer in layers] == [None, None]
+    for layer, weight in zip(layers, kept, strict=True):
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    assert [Codes.of(layer) for layer in layers] == [None, None]
+    vae.follow()
+    assert all(Codes.of(layer) is not None for layer in layers)
+    with torch.no_grad():
+        layers[0].weight[-1, -1] += 0.25
+    vae.follow()
+    assert Codes.of(layers[0]) is None and Codes.of(layers[1]) is not None
+
+
 def test_published_widths_and_names():
     with torch.device("meta"):
         model = ARCHITECTURE.build(PUBLISHED)

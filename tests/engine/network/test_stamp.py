@@ -9,7 +9,8 @@ from zerowaste_vae.engine.network.stamp import Stamp
 @pytest.fixture
 def network():
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv3d(2, 4, 3), nn.GroupNorm(2, 4), nn.Sequential(nn.Linear(4, 4)), nn.BatchNorm1d(4))
+    network = nn.Sequential(nn.Conv3d(2, 4, 3), nn.GroupNorm(2, 4), nn.Sequential(nn.Linear(4, 4)), nn.BatchNorm1d(4),
+                            nn.Linear(4, 4, bias=False))  # fmt: skip
     return network.requires_grad_(False)
 
 
@@ -50,12 +51,17 @@ def taken_away(network):
     network[0].bias = None
 
 
+def added(network):
+    """As a LoRA with an offset for a layer that has none."""
+    network[4].bias = nn.Parameter(torch.ones(4), requires_grad=False)
+
+
 def buffer(network):
     network[3].running_mean += 1
 
 
 CHANGES = [new_parameter, another_at_the_same_place, in_place, loaded, assigned, layer, without_a_layer, taken_away,
-           buffer]  # fmt: skip
+           added, buffer]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
