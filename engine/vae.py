@@ -294,7 +294,8 @@ class VideoVAE(Face, Core, OldNames):
         """Yield the latents of `encode` as they are finished, [1, C, t, h, w], t >= 1, for one clip given as an
         iterable.
 
-        Frames of a few chunks are in memory at any time, and as many as a latent depends on. Ending the iterator early
+        Frames of a few chunks are in memory at any time, and as many as a latent depends on. Networks whose memory
+        grows with each frame (Cosmos) keep all, and take them first where no count is given. Ending the iterator early
         frees everything that the run holds. Other arguments, and the note on each latent, are as for `encode`.
 
         Args:

@@ -17,6 +17,7 @@ from ..errors import PlanError
 from ..kernels.conv3d.tuned import held
 from ..kernels.targets import target
 from ..network.steps import latent_of
+from ..planning.plain_walk import needs_length
 from ..planning.plan import Plan
 from ..precision.policy import Policy
 from ..report import Report
@@ -106,7 +107,7 @@ def encode(
         walk = clip if plan.own is None else native_clip
         return walk.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
 
-    if program.unstreamed:
+    if program.unstreamed or (video.count is None and needs_length(core.architecture, program)):
         video.fill(clip.UNKNOWN)
     rest = video.height % s, video.width % s
     samples = functools.partial(encoder_samples, video)

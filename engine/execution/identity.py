@@ -60,7 +60,7 @@ class Following:
 
     def _follow(self) -> None:
         """Drop everything made of the weights if they have changed, for whatever reason. Call it with `_busy` held."""
-        # Look closely where packed weights are read from disk or written there next, and on a CPU, which is slow anyway.
+        # Look closely where packed weights are read from disk or written there next, and on a CPU: it is slow anyway.
         closely = self._mixed.mode.kind is not None and (not self.packed_bytes or self.device.type == "cpu")
         if not self._made_of.holds(self.model, self.patches, closely):
             log.debug("the weights are others now: they are packed anew")

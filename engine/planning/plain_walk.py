@@ -281,6 +281,11 @@ def keeps(program: Program) -> bool:
     return program.waits or (math.inf in program.reach and not (program.late and program.chunk))
 
 
+def needs_length(architecture: Architecture, program: Program) -> bool:
+    """Check if plans need the length of a clip that is otherwise read as it runs: its memory grows with each frame."""
+    return architecture.own is None and keeps(program) and not program.unstreamed
+
+
 class _Sampled:
     """Component whose `high` runs only the first and the last steps of a chunk dry.
 

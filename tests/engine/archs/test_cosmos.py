@@ -6,6 +6,9 @@ from safetensors.torch import load_file
 from zerowaste_vae import load
 from zerowaste_vae.engine.archs import detect
 from zerowaste_vae.engine.archs.cosmos import ARCHITECTURE
+from zerowaste_vae.engine.cli import main
+from zerowaste_vae.engine.media.latents import read_latent
+from zerowaste_vae.engine.media.pngs import write_png_folder
 from zerowaste_vae.engine.network.ops.factorised import from_wavelets, to_wavelets
 
 from .originals import close
@@ -52,6 +55,28 @@ def test_a_clip_goes_through_plans(golden, noise):
     assert vae.encode(frames).shape == z.shape
     assert torch.equal(vae.decode(z, start=4, frames=3), frames[:, 4:7])  # which sees all that comes before
     assert torch.isfinite(vae.encode(frames, seed=1)).all()
+
+
+@pytest.mark.parametrize("count", [None, 9])
+def test_streams_of_any_length(golden, noise, count):
+    """Its memory grows with each frame: a plan needs their number."""
+    vae, _ = golden
+    video = noise(9, 16, 24, 3).clamp(-1, 1) * 0.5 + 0.5
+    taken = []
+    pieces = (taken.append(i) or frame for i, frame in enumerate(video))
+    stream = vae.encode_stream(pieces, count=count)
+    latents = [next(stream)]
+    assert len(taken) == (9 if count is None else 1)
+    latents += list(stream)
+    assert torch.equal(torch.cat(latents, 2), vae.encode(video))
+
+
+def test_the_command_encodes_a_clip(shared, tmp_path, noise):
+    path = shared / "golden" / "other" / "cosmos_cv8x8x8.weights.safetensors"
+    video = (noise(9, 16, 24, 3).clamp(-1, 1) * 127 + 128).to(torch.uint8)
+    write_png_folder(tmp_path / "clip", video)
+    assert main(["encode", str(tmp_path / "clip"), str(tmp_path / "a.safetensors"), "--vae", str(path), "--quiet"]) == 0
+    assert torch.equal(read_latent(tmp_path / "a.safetensors"), load(path, device="cpu").encode(video))
 
 
 def test_wavelets_come_back(noise):

@@ -141,3 +141,14 @@ def test_planned_size_is_encodes(capsys, tmp_path, make_vae_file):
     main(["plan", "--vae", vae, "--size", "27x17", "--frames", "6", "--vram-gb", "8", "--json"])
     planned = json.loads(capsys.readouterr().out)
     assert planned["size"] == [8 * width, 8 * height] and planned["frames"] == 4 * (latents - 1) + 1
+
+
+@pytest.mark.parametrize("halves", [True, False])
+def test_an_encode_needs_an_encoder(capsys, make_vae_file, halves):
+    path = make_vae_file((16, 16, 16, 16) if halves else None, (16, 16, 16, 16), 4, 6)
+    code = main(["plan", "--size", "96x64", "--vae", str(path), "--vram-gb", "1", "--encode"])
+    said = capsys.readouterr()
+    if halves:
+        assert code == 0
+    else:
+        assert code == 2 and said.err.count("\n") == 1 and "holds a decoder only" in said.err
