@@ -23,12 +23,21 @@ KINDS = {"fp8": FP8, "int8": torch.int8}
 @dataclass(frozen=True)
 class Product:
     """A weight [N, K] and bias [N] of one product; 8-bit weights have scales [N]. turn: columns of its inputs that are
-    rotated together; 0: none are."""
+    rotated together; 0: none are. pairs: rows 2 i and 2 i + 1 are those of a gate and of what it is multiplied with,
+    and the product's results are SiLU of the one times the other; int8 only."""
 
     weight: Tensor
     bias: Tensor
     scales: Tensor | None = None
     turn: int = 0
+    pairs: bool = False
+
+    def paired(self) -> Product:
+        """Return the product with `pairs`, of one whose first half of rows are the gates."""
+        weight, bias, scales = (
+            t.view(2, -1, *t.shape[1:]).transpose(0, 1).flatten(0, 1) for t in (self.weight, self.bias, self.scales)
+        )
+        return Product(weight, bias, scales, self.turn, True)
 
     @classmethod
     def of(cls, linear: torch.nn.Linear, kind: str | None, dtype: torch.dtype, device: torch.device) -> Product:
@@ -53,7 +62,7 @@ def product(
     p: Product, x: Tensor, out: Tensor, scales: Tensor | None = None, sums: Tensor | None = None, *,
     backend: str = "auto",
 ) -> None:  # fmt: skip
-    """Compute x [R, K] times the weight, plus the bias, into out [R, N].
+    """Compute x [R, K] times the weight, plus the bias, into out [R, N], or what `Product.pairs` says into [R, N / 2].
 
     Args:
         scales: [R], of 8-bit rows.
@@ -62,7 +71,7 @@ def product(
     if p.scales is None:
         torch.addmm(p.bias, x, p.weight.t(), out=out)
     elif p.weight.dtype == torch.int8:
-        multiplied(x, p.weight, scales, p.scales, p.bias, out, sums, backend=backend)
+        multiplied(x, p.weight, scales, p.scales, p.bias, out, sums, pairs=p.pairs, backend=backend)
     elif x.is_cuda:
         torch._scaled_mm(x, p.weight.t(), scales[:, None], p.scales[None, :], bias=p.bias, out_dtype=out.dtype,
                          use_fast_accum=True, out=out)  # fmt: skip

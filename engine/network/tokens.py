@@ -27,8 +27,9 @@ from .products import KINDS, Product, product, product_rows, wide_of
 Through = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 #: Layers whose weights are being copied or in use.
 BUFFERS = 2
-#: Rows that fill a GPU in one product: a group of tiles has about as many, if a frame has enough tiles.
-ROWS = 8192
+#: Most rows of a group of tiles: they fill a GPU in one product. The int8 kernel makes 128 x 256 results at a time on
+#: each of an H200's 132 SMs: seven tiles of MiniMax H3 leave none idle, four 14 % of them in two products of a layer.
+ROWS = {None: 8192, "fp8": 8192, "int8": 12800}
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class LayerWeights:
         qkv, out, up, down = (
             Product.of(p, kind, wide, device) for p in (layer.attn.to_qkv, layer.attn.to_out, layer.ff.w1, layer.ff.w2)
         )
-        return cls(norm1, qkv, out, scale1, norm2, up, down, scale2)
+        return cls(norm1, qkv, out, scale1, norm2, up.paired() if kind == "int8" else up, down, scale2)
 
     def tensors(self) -> Iterator[Tensor]:
         for f in fields(self):
@@ -90,19 +91,27 @@ def tokens_of(step: Tokens, frames: int, height: int, width: int) -> int:
     return frames * height * width + step.behind
 
 
-def tiles_together(tokens: int, tiles: int, device: torch.device) -> int:
-    """Return the tiles per group, given those of a frame: single tiles would leave a part of a GPU idle."""
-    return 1 if device.type == "cpu" else max(1, min(ROWS // tokens, tiles))
+def tiles_together(tokens: int, tiles: int, device: torch.device, kind: str | None = None) -> int:
+    """Return the tiles per group, given those of a frame: single tiles would leave a part of a GPU idle. Groups have
+    equal numbers of them."""
+    groups = -(-tiles // max(1, ROWS[kind] // tokens))
+    return 1 if device.type == "cpu" else -(-tiles // groups)
 
 
 class Scratch:
-    """Memory of a run for one group of tiles in a layer, at the same place every time."""
+    """Memory of a run for one group of tiles in a layer, at the same place every time. Operands of products share
+    theirs, and so do results: of neither are two needed at a time."""
 
     def __init__(self, run: ExecutionContext, rows: int, step: Tokens, kind: str | None) -> None:
         rows, take, w, i = product_rows(rows, kind), run.arena.take, step.width, step.gates
-        narrow, wide = KINDS.get(kind or "", run.dtype), wide_of(kind, run.dtype)
-        self.narrow, self.gate = take((rows, w), narrow), take((rows, i), narrow)
-        self.qkv, self.up, self.made = (take((rows, columns), wide) for columns in (3 * w, 2 * i, w))
+
+        def shared(dtype: torch.dtype, *columns: int) -> Iterator[Tensor]:
+            memory = take((rows * max(columns),), dtype)
+            return (memory[: rows * n].view(rows, n) for n in columns)
+
+        self.narrow, self.gate = shared(KINDS.get(kind or "", run.dtype), w, i)
+        ups = i if kind == "int8" else 2 * i  # those products have multiplied gates and values
+        self.qkv, self.up, self.made = shared(wide_of(kind, run.dtype), 3 * w, ups, w)
         self.scales = None if kind is None else take((rows,), torch.float32)
         self.sums = take((sum_rows(rows) * max(3 * w, 2 * i),), torch.int32) if kind == "int8" else None
 
@@ -174,7 +183,7 @@ class TokenNetwork:
     def memory(self, size: tuple[int, ...], tiles: int) -> ExecutionContext:
         """Return a dry ExecutionContext for tiles of `size` (T, h, w), given the tiles of a frame."""
         tokens = tokens_of(self.step, *size)
-        together = tiles_together(tokens, tiles, self.device)
+        together = tiles_together(tokens, tiles, self.device, self.kind)
         return planned(together * tokens, self.step, self.dtype, self.kind, self.device)
 
     @torch.no_grad()
@@ -196,7 +205,7 @@ class TokenNetwork:
         """
         size, s = tuple(z[0].shape[1:]), self.step
         tokens = tokens_of(s, *size)
-        real, together = tokens - s.behind, tiles_together(tokens, tiles, self.device)
+        real, together = tokens - s.behind, tiles_together(tokens, tiles, self.device, self.kind)
         x = torch.zeros(-(-len(z) // together), together * tokens, s.width, dtype=self.dtype, device=self.device)
         rows = x.view(-1, tokens, s.width)
         for latents, own in zip(z, rows, strict=False):
@@ -251,11 +260,12 @@ class TokenNetwork:
         for i in range(0, rows, tokens):
             tile = slice(i, i + tokens)
             found = attended(s.qkv[tile], self.step.head)
-            rounded(found, narrow[tile], None if scales is None else scales[tile], turn=w.out.turn, **how)
+            rounded(found, narrow[tile], None if scales is None else scales[tile], turn=w.out.turn, zeroed=True, **how)
         product(w.out, s.narrow, s.made, s.scales, s.sums, **how)
         normalised(x, w.norm2, EPS, narrow, scales, y=made, scale=w.scale1, turn=w.up.turn, **how)
         product(w.up, s.narrow, s.up, s.scales, s.sums, **how)
-        gated(s.up[:rows], s.gate[:rows], scales, turn=w.down.turn, **how)
+        close = rounded if w.up.pairs else gated
+        close(s.up[:rows], s.gate[:rows], scales, turn=w.down.turn, **how)
         product(w.down, s.gate, s.made, s.scales, s.sums, **how)
         x.addcmul_(made.to(x.dtype), w.scale2)
 

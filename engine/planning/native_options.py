@@ -76,7 +76,8 @@ class NativeOptions:
         # On a CPU the host limit is 0: there is no other memory to park in.
         device = torch.device("cpu" if ask.host == 0 else "cuda")
         frame = len(rows) * len(columns)
-        together, total = tiles_together(tokens, frame, device), frame * len(own.sections(ask.latents))
+        together = tiles_together(tokens, frame, device, self._kind)
+        total = frame * len(own.sections(ask.latents))
         layer = layer_bytes(step, self._dtype, self._kind)
         besides = group_bytes(step, together * tokens, self._dtype, self._kind)
         besides += 0 if ask.host == 0 else RESERVE_BYTES

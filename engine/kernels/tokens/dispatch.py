@@ -4,7 +4,8 @@ row does not depend on the others.
 scales: float32 [R], where `out` is 8 bit wide: its rows are then divided by them. turn: columns of such rows that are
 rotated together first, as those of a weight were; 0: none. There is no health flag: a value that
 is not finite reaches the end, in 8 bit by way of its row's scale, which is then NaN. The exception is NaN in the
-results of attention, which `rounded` makes 0.
+results of attention, which `rounded` makes 0. pairs: even columns of a product are gates of the odd ones, and its
+result [R, N / 2] is SiLU of the former (0 for -inf) times the latter.
 """
 
 from __future__ import annotations
@@ -86,40 +87,43 @@ def gated(x: Tensor, out: Tensor, scales: Tensor | None = None, *, turn: int = 0
 
 
 @observed
-def rounded(x: Tensor, out: Tensor, scales: Tensor | None = None, *, turn: int = 0, backend: str = "auto") -> None:
-    """Write x with 0 for NaN into out."""
+def rounded(
+    x: Tensor, out: Tensor, scales: Tensor | None = None, *, turn: int = 0, zeroed: bool = False, backend: str = "auto"
+) -> None:
+    """Write x into out, if `zeroed` with 0 for NaN."""
     limit = _limit(out, scales, turn)
     here = kernels_for(x.device, backend)
     if here is None:
-        reference.rounded(x, out, scales, limit, turn)
+        reference.rounded(x, out, scales, limit, turn, zeroed)
         return
     with on_device(x):
         launcher("tokens.rounded_kernel", here)[(x.shape[0],)](
-            x, out, x if scales is None else scales, D=x.shape[1], LIMIT=int(limit), TURN=turn,
+            x, out, x if scales is None else scales, D=x.shape[1], LIMIT=int(limit), TURN=turn, ZEROED=zeroed,
             **_block(x.shape[1]),
         )  # fmt: skip
 
 
 @observed
 def summed(
-    sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor, *, backend: str = "auto"
-) -> None:
+    sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor, *, pairs: bool = False,
+    backend: str = "auto",
+) -> None:  # fmt: skip
     """Write int32 sums [R, D] times rows [R] and columns [D], plus bias [D], into out."""
     here = kernels_for(sums.device, backend)
     if here is None:
-        reference.summed(sums, rows, columns, bias, out)
+        reference.summed(sums, rows, columns, bias, out, pairs)
         return
     d = sums.shape[1]
     with on_device(sums):
         launcher("tokens.summed_kernel", here)[(sums.shape[0], -(-d // COLUMNS))](
-            sums, rows, columns, bias, out, D=d, BLOCK=COLUMNS, num_warps=4
+            sums, rows, columns, bias, out, D=d, BLOCK=COLUMNS, PAIRS=pairs, num_warps=4
         )
 
 
 @observed
 def multiplied(
     x: Tensor, weight: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor, sums: Tensor, *,
-    backend: str = "auto",
+    pairs: bool = False, backend: str = "auto",
 ) -> None:  # fmt: skip
     """Write x [R, K] times weight [N, K], both int8, times rows [R] and columns [N], plus bias [N], into out [R, N].
     sums: int32, N for each of `sum_rows(R)`, for products without a kernel of their own."""
@@ -131,13 +135,13 @@ def multiplied(
             part = slice(top, min(top + size, r))
             made = sums[: n * (part.stop - top)].view(-1, n)
             torch._int_mm(x[part], weight.t(), out=made)
-            summed(made, rows[part], columns, bias, out[part], backend=backend)
+            summed(made, rows[part], columns, bias, out[part], pairs=pairs, backend=backend)
         return
     with on_device(x):
         operands = (Descriptor(t, [block, s.depth]) for t, block in ((x, s.rows), (weight, s.columns)))
         launcher("tokens.product_kernel", here)[(-(-r // s.rows) * (n // s.columns),)](
             *operands, rows, columns, bias, out, r, N=n, K=k, BM=s.rows, BN=s.columns, BK=s.depth, GROUP=GROUP,
-            num_warps=s.warps, num_stages=s.stages,
+            PAIRS=pairs, num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip
 
 

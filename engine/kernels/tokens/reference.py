@@ -62,14 +62,22 @@ def rotated(qkv: Tensor, turns: Tensor, head: int, eps: float) -> None:
 
 
 def gated(x: Tensor, out: Tensor, scales: Tensor | None, limit: float, turn: int = 0) -> None:
-    gate, value = x.float().chunk(2, 1)
-    # SiLU is 0 at -inf, where its quotient would be NaN.
-    store(F.silu(gate).masked_fill_(gate == -torch.inf, 0.0) * value, out, scales, limit, turn)
+    store(_gated(*x.float().chunk(2, 1)), out, scales, limit, turn)
 
 
-def rounded(x: Tensor, out: Tensor, scales: Tensor | None, limit: float, turn: int = 0) -> None:
-    store(x.float().masked_fill(x.isnan(), 0.0), out, scales, limit, turn)
+def _gated(gate: Tensor, value: Tensor) -> Tensor:
+    """Multiply SiLU of a gate, which is 0 at -inf, where its quotient would be NaN, by a value."""
+    return F.silu(gate).masked_fill_(gate == -torch.inf, 0.0) * value
 
 
-def summed(sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor) -> None:
-    out.copy_(sums.float() * rows[:, None] * columns + bias.float())
+def rounded(
+    x: Tensor, out: Tensor, scales: Tensor | None, limit: float, turn: int = 0, zeroed: bool = False
+) -> None:  # fmt: skip
+    store(x.float().masked_fill(x.isnan(), 0.0) if zeroed else x.float(), out, scales, limit, turn)
+
+
+def summed(
+    sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor, pairs: bool = False
+) -> None:  # fmt: skip
+    wide = sums.float() * rows[:, None] * columns + bias.float()
+    out.copy_(_gated(wide[:, ::2], wide[:, 1::2]) if pairs else wide)

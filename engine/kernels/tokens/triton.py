@@ -87,6 +87,12 @@ def rotated_kernel(qkv, turns, tokens, eps, HEADS: tl.constexpr, HEAD: tl.conste
 
 
 @triton.jit
+def _gated(gate, value):
+    """Multiply SiLU of a gate, which is 0 at -inf, where its quotient would be NaN, by a value."""
+    return tl.where(gate == float("-inf"), 0.0, gate / (1.0 + tl.exp(-gate))) * value
+
+
+@triton.jit
 def gated_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr, TURN: tl.constexpr):
     """Multiply SiLU of the first half of [R, 2 D] by the second. A program has a whole row where LIMIT > 0."""
     row = tl.program_id(0).to(tl.int64)
@@ -94,38 +100,43 @@ def gated_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl
     real = c < D
     gate = tl.load(x + row * (2 * D) + c, mask=real, other=0.0).to(tl.float32)
     value = tl.load(x + row * (2 * D) + D + c, mask=real, other=0.0).to(tl.float32)
-    # SiLU is 0 at -inf, where its quotient would be NaN.
-    silu = tl.where(gate == float("-inf"), 0.0, gate / (1.0 + tl.exp(-gate)))
-    _store(silu * value, out, scales, row, row * D + c, real, LIMIT, TURN, BLOCK)
+    _store(_gated(gate, value), out, scales, row, row * D + c, real, LIMIT, TURN, BLOCK)
 
 
 @triton.jit
-def rounded_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr, TURN: tl.constexpr):
-    """NaN becomes 0."""
+def rounded_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr, TURN: tl.constexpr,
+                   ZEROED: tl.constexpr):  # fmt: skip
+    """ZEROED: NaN becomes 0."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     real = c < D
     v = tl.load(x + row * D + c, mask=real, other=0.0).to(tl.float32)
-    v = tl.where(v == v, v, 0.0)
+    if ZEROED:
+        v = tl.where(v == v, v, 0.0)
     _store(v, out, scales, row, row * D + c, real, LIMIT, TURN, BLOCK)
 
 
 @triton.jit
-def summed_kernel(sums, rows, columns, bias, out, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of whole numbers to what they stand for, plus a bias."""
+def summed_kernel(sums, rows, columns, bias, out, D: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr):
+    """Sums of whole numbers to what they stand for, plus a bias. PAIRS: even columns are gates of the odd ones."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = c < D
     v = tl.load(sums + row * D + c, mask=real, other=0).to(tl.float32) * tl.load(rows + row)
     v = v * tl.load(columns + c, mask=real, other=0.0) + tl.load(bias + c, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + row * D + c, v.to(out.dtype.element_ty), mask=real)
+    if PAIRS:
+        gate, value = tl.split(tl.reshape(v, (BLOCK // 2, 2)))
+        c = tl.program_id(1) * (BLOCK // 2) + tl.arange(0, BLOCK // 2)
+        tl.store(out + row * (D // 2) + c, _gated(gate, value).to(out.dtype.element_ty), mask=c < D // 2)
+    else:
+        tl.store(out + row * D + c, v.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def product_kernel(x, weight, scales, columns, bias, out, rows, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
-                   BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+                   BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
     """x [R, K] times weight [N, K] in int8: what the sums stand for, plus a bias. GROUP tiles of rows follow each other
-    under one tile of the weight."""
+    under one tile of the weight. PAIRS: even columns are gates of the odd ones."""
     pid, across = tl.program_id(0), N // BN
     first = pid // (GROUP * across) * GROUP
     size = tl.minimum(tl.cdiv(rows, BM) - first, GROUP)
@@ -138,4 +149,9 @@ def product_kernel(x, weight, scales, columns, bias, out, rows, N: tl.constexpr,
     real = m < rows
     v = acc.to(tl.float32) * tl.load(scales + m, mask=real, other=0.0)[:, None] * tl.load(columns + n)[None, :]
     v += tl.load(bias + n).to(tl.float32)[None, :]
-    tl.store(out + m.to(tl.int64)[:, None] * N + n[None, :], v.to(out.dtype.element_ty), mask=real[:, None])
+    if PAIRS:
+        gate, value = tl.split(tl.reshape(v, (BM, BN // 2, 2)))
+        at = m.to(tl.int64)[:, None] * (N // 2) + (n0 // 2 + tl.arange(0, BN // 2))[None, :]
+        tl.store(out + at, _gated(gate, value).to(out.dtype.element_ty), mask=real[:, None])
+    else:
+        tl.store(out + m.to(tl.int64)[:, None] * N + n[None, :], v.to(out.dtype.element_ty), mask=real[:, None])

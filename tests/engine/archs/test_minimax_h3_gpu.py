@@ -119,7 +119,7 @@ def test_rounding(make, z, precision, least):
 
 @pytest.mark.parametrize("precision, place, value", [
     ("fp16", "gated", math.nan), ("fp8", "gated", math.nan), ("fp8", "normalised", math.nan),
-    ("int8", "gated", math.nan), ("int8", "gated", math.inf), ("int8", "normalised", math.nan),
+    ("int8", "rounded", math.nan), ("int8", "rounded", math.inf), ("int8", "normalised", math.nan),
 ])  # fmt: skip
 def test_what_is_not_finite_is_made_again(make, z, monkeypatch, precision, place, value):
     """One number of one row in front of a pass that rounds to 8 bit."""
@@ -130,7 +130,7 @@ def test_what_is_not_finite_is_made_again(make, z, monkeypatch, precision, place
     safer, plain, struck = vae._safer("").decode(z[:, :, :2]), getattr(tokens, place), []
 
     def strike(x, *rest, **options):
-        if not struck:
+        if not struck and not options.get("zeroed"):
             x[7, 40] = value
             struck.append(x.dtype)
         plain(x, *rest, **options)

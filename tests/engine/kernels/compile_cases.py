@@ -287,17 +287,21 @@ def token_calls(stored: torch.dtype, wide: torch.dtype):
         tokens.summed(meta(rows, width, dtype=torch.int32), meta(rows), meta(width), vector, y)
         if stored == INT8:
             tokens.normalised(x, vector, 1e-5, narrow, scales, turn=256)
-            tokens.rounded(y, narrow, scales, turn=256)
-            tokens.gated(meta(rows, 8 * width, dtype=wide), gate, scales, turn=256)
+            tokens.rounded(y, narrow, scales, turn=256, zeroed=True)
+            tokens.rounded(meta(rows, 4 * width, dtype=wide), gate, scales, turn=256)
+            sums, columns = meta(rows, 8 * width, dtype=torch.int32), meta(8 * width)
+            tokens.summed(sums, meta(rows), columns, meta(8 * width, dtype=HALF), meta(rows, 4 * width), pairs=True)
     return calls
 
 
 def product_calls(here: Target):
-    """Call an int8 product, where there is a kernel for it."""
-    rows, n, k = 7192, 6144, 2048
-    x, weight, sums = meta(rows, k, dtype=INT8), meta(n, k, dtype=INT8), meta(rows * n, dtype=torch.int32)
+    """Call int8 products, where there is a kernel for them: queries, keys and values, and the gate."""
+    rows, k = 12579, 2048
     with cross_compile.recorded("tokens.product_kernel") as calls, using(here):
-        tokens.multiplied(x, weight, meta(rows), meta(n), meta(n, dtype=HALF), meta(rows, n, dtype=HALF), sums)
+        for n, pairs in ((6144, False), (16384, True)):
+            x, weight, sums = meta(rows, k, dtype=INT8), meta(n, k, dtype=INT8), meta(rows * n, dtype=torch.int32)
+            out = meta(rows, n // (1 + pairs), dtype=HALF)
+            tokens.multiplied(x, weight, meta(rows), meta(n), meta(n, dtype=HALF), out, sums, pairs=pairs)
     return calls
 
 
@@ -398,8 +402,8 @@ def cases(sm: int):
     for kind, wide in kinds:
         for i, call in enumerate(token_calls(kind, wide)):
             yield f"tokens {str(kind).split('.')[1]} {i}", call
-    for call in product_calls(here):
-        yield "conv int8 product of tokens", call
+    for i, call in enumerate(product_calls(here)):
+        yield f"conv int8 product of tokens {i}", call
     for i, call in enumerate(mixing_calls()):
         yield f"mixing {i}", call
     for i, call in enumerate(pixel_network_calls(here)):

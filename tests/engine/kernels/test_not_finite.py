@@ -51,7 +51,11 @@ def round_of(x, out, scales, backend):
     rounded(x, out, scales, backend=backend)
 
 
-PASSES = {"normalised": (norm_of, 1), "gated": (gate_of, 2), "rounded": (round_of, 1)}
+def zero_of(x, out, scales, backend):
+    rounded(x, out, scales, zeroed=True, backend=backend)
+
+
+PASSES = {"normalised": (norm_of, 1), "gated": (gate_of, 2), "rounded": (round_of, 1), "zeroed": (zero_of, 1)}
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
@@ -59,7 +63,7 @@ PASSES = {"normalised": (norm_of, 1), "gated": (gate_of, 2), "rounded": (round_o
 @pytest.mark.parametrize("name", PASSES)
 def test_tokens(where, name, dtype, value):
     """In 8 bit the row's scale is NaN, and with it all that a product makes of the row; other rows are as they were.
-    A gate of -inf is closed, and `rounded` has 0 for NaN."""
+    A gate of -inf is closed, and `rounded` has 0 for NaN if that is asked for."""
     call, halves = PASSES[name]
     x = torch.randn(ROWS, halves * WIDTH).half()
     plain, _ = tokens(where, call, dtype, x.clone())
@@ -68,7 +72,7 @@ def test_tokens(where, name, dtype, value):
     made, scales = tokens(where, call, dtype, struck)
     others = [row for row in range(ROWS) if row != BAD[0]]
     assert torch.equal(made[others], plain[others])
-    closed = (name, value) == ("gated", -INF) or (name == "rounded" and value != value)
+    closed = (name, value) == ("gated", -INF) or (name == "zeroed" and value != value)
     if closed:
         x[BAD] = -1e4 if name == "gated" else 0.0  # a gate that is as good as closed
         assert torch.equal(made, tokens(where, call, dtype, x)[0]) and made[BAD] == 0

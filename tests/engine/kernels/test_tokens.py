@@ -105,20 +105,32 @@ def test_gated(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, FP8, torch.int8])
 def test_rounded(dtype):
-    """NaN becomes 0, a row of zeros stays one."""
+    """NaN becomes 0 if that is asked for, a row of zeros stays one."""
     x = normal(ROWS, WIDTH)
     x[1, 3], x[2] = torch.nan, 0.0
-    made = compare(lambda out, scales, backend: rounded(x, out, scales, backend=backend), dtype)
+    made = compare(lambda out, scales, backend: rounded(x, out, scales, zeroed=True, backend=backend), dtype)
     assert made[1, 3] == 0
     assert not made[2].any()
     assert error(made, x.nan_to_num(0.0)) < (0.1 if dtype in LIMITS else 1e-6)
 
 
-def test_summed():
+def paired(wide):
+    """Gates in even columns, their values in odd ones."""
+    return torch.nn.functional.silu(wide[:, ::2]) * wide[:, 1::2]
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_summed(monkeypatch, pairs):
+    """Over blocks of columns of which the last is not full."""
+    monkeypatch.setattr(tokens, "COLUMNS", 128)
     sums = torch.randint(-5000, 5000, (ROWS, WIDTH), dtype=torch.int32)
-    rows, columns, bias = normal(ROWS), normal(WIDTH), normal(WIDTH, dtype=HALF)
-    made = compare(lambda out, _, backend: summed(sums, rows, columns, bias, out, backend=backend), HALF)
-    assert error(made, sums.double() * rows[:, None] * columns + bias) < 1e-3
+    rows, columns, bias = normal(ROWS), normal(WIDTH) / 1000, normal(WIDTH, dtype=HALF)
+    made = compare(
+        lambda out, _, backend: summed(sums, rows, columns, bias, out, pairs=pairs, backend=backend), HALF,
+        WIDTH // 2 if pairs else WIDTH,
+    )  # fmt: skip
+    wide = sums.double() * rows[:, None] * columns + bias
+    assert error(made, paired(wide) if pairs else wide) < 1e-3
 
 
 @pytest.mark.parametrize("group", [4, 16, 64])
@@ -150,19 +162,35 @@ def test_only_8_bit_is_rotated():
             rounded(normal(ROWS, WIDTH), *outputs(torch.int8), turn=group)
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("kernel", [True, False])
-def test_int8_products(monkeypatch, kernel):
+def test_int8_products(monkeypatch, kernel, pairs):
     """By the kernel and by the library's product with a pass over its sums: the same numbers, for any rows."""
     rows, n, k, found = 90, 64, 96, []
     monkeypatch.setattr(tokens, "SUM_ROWS", 48)  # two parts
     x, weight = (torch.randint(-127, 128, (count, k), dtype=torch.int8) for count in (rows, n))
-    scales, columns, bias = normal(rows), normal(n) / 1000, normal(n, dtype=HALF)
+    scales, columns, bias = normal(rows), normal(n) / 10000, normal(n, dtype=HALF)
     schedule = Schedule(32, 32, 32, 4, 2) if kernel else None
     monkeypatch.setattr(tokens, "pick", lambda here, *sizes: found.append((here.sm, *sizes)) or schedule)
-    out, sums = torch.empty(rows, n, dtype=HALF), torch.full((tokens.sum_rows(rows) * n,), -1, dtype=torch.int32)
-    multiplied(x, weight, scales, columns, bias, out, sums, backend="triton")
-    assert error(out, (x.double() @ weight.double().t()) * scales[:, None] * columns + bias) < 1e-3
+    out = torch.empty(rows, n // 2 if pairs else n, dtype=HALF)
+    sums = torch.full((tokens.sum_rows(rows) * n,), -1, dtype=torch.int32)
+    multiplied(x, weight, scales, columns, bias, out, sums, pairs=pairs, backend="triton")
+    wide = (x.double() @ weight.double().t()) * scales[:, None] * columns + bias
+    assert error(out, paired(wide) if pairs else wide) < 1e-3
     assert found == [(90, n, k)] and kernel == bool((sums == -1).all())
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_gates_of_products_that_are_not_finite(monkeypatch, kernel):
+    """A row whose scale is NaN stays NaN, a gate of -inf is closed, and 0 times infinity is NaN."""
+    monkeypatch.setattr(tokens, "pick", lambda *_: Schedule(32, 32, 32, 4, 2) if kernel else None)
+    x, weight = torch.ones(40, 32, dtype=torch.int8), torch.ones(32, 32, dtype=torch.int8)
+    scales, bias = torch.ones(40), torch.zeros(32)
+    scales[3], bias[4], bias[6], bias[7] = torch.nan, -torch.inf, -torch.inf, torch.inf
+    out, sums = torch.empty(40, 16), torch.empty(tokens.sum_rows(40) * 32, dtype=torch.int32)
+    multiplied(x, weight, scales, torch.ones(32), bias, out, sums, pairs=True, backend="triton")
+    assert out[3].isnan().all() and out[:3, 3].isnan().all() and not out[:3, 2].any()
+    assert torch.equal(out[0, [0, 1]], torch.full((2,), 1024.0)) and out[:3, [0, 1, 2, 4]].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [HALF, FP8])

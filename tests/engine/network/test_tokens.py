@@ -8,8 +8,8 @@ from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, Config
 from zerowaste_vae.engine.network import tokens
 from zerowaste_vae.engine.network.offload import Hosted, moving_bytes, staying
 from zerowaste_vae.engine.network.ops.tokens import turns
-from zerowaste_vae.engine.network.products import Product
-from zerowaste_vae.engine.network.tokens import LayerWeights, TokenNetwork
+from zerowaste_vae.engine.network.products import Product, product
+from zerowaste_vae.engine.network.tokens import LayerWeights, TokenNetwork, tiles_together
 from zerowaste_vae.engine.planning.native_options import layer_bytes
 from zerowaste_vae.engine.precision.modes import Mode, scaled_mode, why_no_products
 
@@ -75,6 +75,27 @@ def test_weights_have_a_scale_for_each_row(kind, bound, noise):
     assert torch.equal(linear.weight, before)
     error = (packed.weight.float() * packed.scales[:, None] - before).norm(dim=1) / before.norm(dim=1)
     assert error.max() < bound
+
+
+def test_paired_products_gate_themselves(noise):
+    """By weights whose first rows are the gates, as files have them."""
+    linear, x = torch.nn.Linear(32, 48), torch.randint(-127, 128, (128, 32), dtype=torch.int8)
+    plain = Product.of(linear, "int8", torch.float32, CPU)
+    scales, sums = noise(128).abs() / 50, torch.empty(128 * 48, dtype=torch.int32)
+    wide, made = torch.empty(128, 48), torch.empty(128, 24)
+    product(plain, x, wide, scales, sums)
+    product(plain.paired(), x, made, scales, sums)
+    gate, value = wide.chunk(2, 1)
+    assert torch.equal(made, torch.nn.functional.silu(gate) * value)
+
+
+@pytest.mark.parametrize("kind, tiles, expected", [
+    (None, 28, 4), ("fp8", 28, 4), ("int8", 28, 7), ("int8", 60, 7), (None, 9, 3), ("int8", 8, 4), ("int8", 1, 1),
+])  # fmt: skip
+def test_groups_have_equal_numbers_of_tiles(kind, tiles, expected):
+    """As many as one product takes at most, of MiniMax H3's 1797 tokens each."""
+    assert tiles_together(1797, tiles, torch.device("cuda"), kind) == expected
+    assert tiles_together(1797, tiles, CPU, kind) == tiles_together(10**6, 1, torch.device("cuda"), kind) == 1
 
 
 def test_what_stays_does_not_move():

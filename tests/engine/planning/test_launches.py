@@ -124,7 +124,7 @@ def test_policies_forms_and_toggles_show():
 def test_transformer():
     """A transformer launches what lies between its products."""
     kernels = {one.kernel for one in needs("minimaxh3", "decoder", kind="int8")}
-    assert {f"tokens.{word}_kernel" for word in ("normalised", "rotated", "rounded", "gated", "summed")} == kernels
+    assert {f"tokens.{word}_kernel" for word in ("normalised", "rotated", "rounded", "summed")} == kernels
 
 
 def test_halves_without_fused_kernels_need_none():
