@@ -4,7 +4,6 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from zerowaste_vae import demo_vae_path, read_checkpoint
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -22,15 +21,3 @@ def load_tool():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(TOOLS))
         yield load
-
-
-@pytest.fixture
-def load_measuring(load_tool, monkeypatch):
-    """load_measuring(name): that script, whose random weights are the demo VAE's."""
-
-    def load(name):
-        made = load_tool(name)
-        monkeypatch.setattr(made, "random_checkpoint", lambda architecture: read_checkpoint(demo_vae_path()))
-        return made
-
-    return load
