@@ -6,7 +6,6 @@ import importlib.util
 import io
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,22 +18,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
-#: role -> (light, dark). Plots are drawn in the light colours; a page replaces them by CSS variables of these names.
 #: Those of the series are Okabe and Ito's, which stay apart for colour-blind eyes.
 COLOURS = {
-    "paper": ("#ffffff", "#15181d"), "ink": ("#1b1f24", "#e8eaee"), "dim": ("#5d6673", "#9aa3b0"),
-    "grid": ("#dfe3e8", "#2c323b"), "peer": ("#a9b1bd", "#5a6472"), "limit": ("#c0392b", "#ff7b6b"),
-    "s0": ("#0072b2", "#56b4e9"), "s1": ("#d55e00", "#f0883e"), "s2": ("#009e73", "#34c79a"),
-    "s3": ("#b3589a", "#d98cc4"), "s4": ("#8a6d00", "#e6c229"), "s5": ("#5b6ee1", "#98a6ff"),
-    "s6": ("#7a4b2a", "#c99a6b"), "s7": ("#4d5560", "#b7bfca"),
+    "ink": "#1b1f24", "dim": "#5d6673", "grid": "#dfe3e8", "peer": "#a9b1bd", "limit": "#c0392b", "ours": "#0072b2",
 }  # fmt: skip
-_LIGHT = {role: light for role, (light, _) in COLOURS.items()}
-_SERIES = [_LIGHT[f"s{i}"] for i in range(8)]
+_SERIES = ("#0072b2", "#d55e00", "#009e73", "#b3589a", "#8a6d00", "#5b6ee1", "#7a4b2a", "#4d5560")
 _SETTINGS = {
     "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "zerowaste-vae", "font.size": 9,
-    "axes.axisbelow": True, "axes.grid": True, "grid.color": _LIGHT["grid"], "axes.edgecolor": _LIGHT["grid"],
-    "text.color": _LIGHT["ink"], "axes.labelcolor": _LIGHT["dim"], "xtick.color": _LIGHT["dim"],
-    "ytick.color": _LIGHT["dim"], "ytick.labelcolor": _LIGHT["ink"], "legend.frameon": False,
+    "axes.axisbelow": True, "axes.grid": True, "grid.color": COLOURS["grid"], "axes.edgecolor": COLOURS["grid"],
+    "text.color": COLOURS["ink"], "axes.labelcolor": COLOURS["dim"], "xtick.color": COLOURS["dim"],
+    "ytick.color": COLOURS["dim"], "ytick.labelcolor": COLOURS["ink"], "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False,
 }  # fmt: skip
 
@@ -68,23 +61,17 @@ def plots(reports: Sequence[Mapping[str, Any]], profile: Mapping[str, Any] | Non
 
 
 def svg(figure: Figure) -> str:
-    """Return an <svg> element for a page that sets the colours: no ids of groups, no namespaces, no metadata."""
+    """Return a figure as the text of an SVG file."""
     from matplotlib import rc_context
 
     text = io.StringIO()
     with rc_context(_SETTINGS):
         figure.savefig(text, format="svg", metadata={"Date": None})
-    found = text.getvalue()
-    named = f'<svg role="img" aria-label="{escape(figure.get_suptitle())}"'
-    found = re.sub(r"<metadata>.*?</metadata>", "", named + found[found.index("<svg") + 4 :], flags=re.S)
-    found = re.sub(r' xmlns(:\w+)?="[^"]*"|<g id="[^"]*"(?=>)', lambda m: "<g" if m[0][1] == "g" else "", found)
-    for role, light in _LIGHT.items():
-        found = found.replace(light, f"var(--{role})")
-    return found.replace("xlink:href", "href")
+    return text.getvalue()
 
 
 def write_png(figure: Figure, path: Path) -> None:
-    """Write a figure in light colours, whole or not at all. Raises OSError."""
+    """Write a figure, whole or not at all. Raises OSError."""
     from matplotlib import rc_context
 
     from ..system.writing import replacing
@@ -122,9 +109,9 @@ def _times(name: str, rows: Sequence[Row]) -> Figure:
     below = f"{name}; red: the speed limit, {limit:.1f} ms (100 %)"
     figure, axes = _bars("Time per frame against the speed limit", below, [row["who"] for row in rows], ms, notes, high)
     for bar, row in zip(axes.patches, rows, strict=True):
-        bar.set_color(_LIGHT["s0" if row["who"] == OURS else "peer"])
-    axes.hlines(range(len(ms)), low, high, color=_LIGHT["ink"], linewidth=1.2)
-    axes.axvline(limit, color=_LIGHT["limit"], linestyle="--", linewidth=1.2)
+        bar.set_color(COLOURS["ours" if row["who"] == OURS else "peer"])
+    axes.hlines(range(len(ms)), low, high, color=COLOURS["ink"], linewidth=1.2)
+    axes.axvline(limit, color=COLOURS["limit"], linestyle="--", linewidth=1.2)
     axes.set_xlabel("ms per frame (median; whisker: fastest to slowest call)")
     return figure
 
@@ -139,7 +126,7 @@ def _stages(profile: Mapping[str, Any]) -> Figure:
     figure, axes = _bars("Time by stage against the speed limit", below, [s["name"] for s in stages], ms, notes, ms)
     for place, limit in enumerate(limits):
         if limit is not None:
-            axes.vlines(limit, place - 0.4, place + 0.4, color=_LIGHT["limit"], linewidth=1.5)
+            axes.vlines(limit, place - 0.4, place + 0.4, color=COLOURS["limit"], linewidth=1.5)
     axes.set_xlabel("ms per frame")
     return figure
 
@@ -160,7 +147,7 @@ def _memory(name: str, rows: Sequence[Row]) -> Figure:
         if not process:
             axes.plot(seconds, allocated, color=colour, linewidth=0.7)
     if target := rows[0]["target_gb"]:
-        axes.axhline(target, color=_LIGHT["limit"], linestyle="--", linewidth=1.2, label=f"target {target:g} GB")
+        axes.axhline(target, color=COLOURS["limit"], linestyle="--", linewidth=1.2, label=f"target {target:g} GB")
     axes.set(xlabel="seconds", ylabel="GB", ylim=(0, 1.05 * axes.get_ylim()[1]), xlim=(0, None))
     return _with_legend(figure, axes)
 
@@ -185,7 +172,7 @@ def _axes(title: str, below: str, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(8.6, height), layout="constrained")
     axes = figure.add_subplot()
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
-    axes.set_title(below, loc="left", fontsize=9, color=_LIGHT["dim"])
+    axes.set_title(below, loc="left", fontsize=9, color=COLOURS["dim"])
     return figure, axes
 
 
@@ -194,10 +181,10 @@ def _bars(
 ) -> tuple[Figure, Axes]:
     """Draw a horizontal bar for each name, the first at the top, with a note right of `ends`."""
     figure, axes = _axes(title, below, 1.3 + 0.32 * len(names))
-    axes.barh(range(len(names)), ms, 0.6, color=_LIGHT["s0"])
+    axes.barh(range(len(names)), ms, 0.6, color=COLOURS["ours"])
     for place, (note, end, wide) in enumerate(zip(notes, ends, ms, strict=True)):
         axes.annotate(note, (max(end, wide), place), (6, 0), textcoords="offset points", va="center",
-                      fontsize=8, color=_LIGHT["dim"])  # fmt: skip
+                      fontsize=8, color=COLOURS["dim"])  # fmt: skip
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")

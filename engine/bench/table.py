@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-_COLUMNS = ("by", "ms/frame", "(min to max)", "first", "alloc", "reserved", "stated", "of limit", "dB")
+#: Figures of a row that ran, memory in GB.
+COLUMNS = ("by", "ms/frame", "(min to max)", "first", "alloc", "reserved", "stated", "of limit", "dB")
 _WIDTHS = (34, 9, 20, 8, 7, 8, 7, 8, 7)
 #: Last line of a table that holds such figures.
 NOTE = "* resident memory of the whole process: a CPU has no allocator that could be asked"
@@ -56,18 +57,23 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def after(before: Mapping[str, Any] | None, row: Mapping[str, Any]) -> Iterator[str]:
     """Format `row` when `before` was the last one: under a new heading where the setting changes."""
     if before is None or setting(before) != setting(row):
-        yield from ("", setting(row), limit_line(row), _line(_COLUMNS))
+        yield from ("", setting(row), limit_line(row), _line(COLUMNS))
     if row["skipped"] is not None:  # with the reason
         yield f"{row['who']:{_WIDTHS[0]}} did not run: {row['skipped']}"
         return
+    yield _line(cells(row))
+    yield f"{'':{_WIDTHS[0]}} {row['ran']}"
+
+
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the texts of a row that ran, one for each of COLUMNS."""
     per_frame = 1e3 / row["frames"]
     spread = f"({row['low_s'] * per_frame:.2f} to {row['high_s'] * per_frame:.2f})"
     process = row["process_gb"]
     reserved = cell(row["reserved_gb"]) if process is None else f"{process:.2f}*"  # of the whole process, see NOTE
     db = f"{row['db']:.1f}" if row["db"] is not None else "equal" if row["db_note"].startswith("equal") else "-"
-    yield _line((row["who"], cell(row["ms_per_frame"]), spread, f"{row['first_s']:.1f} s", cell(row["allocated_gb"]),
-                 reserved, cell(row.get("stated_gb")), f"{100 * row['floor_share']:.0f} %", db))
-    yield f"{'':{_WIDTHS[0]}} {row['ran']}"
+    return (row["who"], cell(row["ms_per_frame"]), spread, f"{row['first_s']:.1f} s", cell(row["allocated_gb"]),
+            reserved, cell(row.get("stated_gb")), f"{100 * row['floor_share']:.0f} %", db)
 
 
 def _line(cells: Sequence[str]) -> str:

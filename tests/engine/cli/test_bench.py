@@ -26,7 +26,7 @@ def test_decode_writes_what_it_prints(capsys, tmp_path, vae_file):
     ]  # fmt: skip
     assert report["settings"]["widths"] == [8, 16, 16, 16] and report["environment"]["torch"]
     assert out.count("this pack") == 2 and "plain torch (NCDHW)" in out
-    assert (tmp_path / "p.html").read_text().count("<svg") == len(list((tmp_path / "png").iterdir()))
+    assert (tmp_path / "p.html").read_text().count("<img") == len(list((tmp_path / "png").iterdir()))
     code, again, err = run(capsys, "report", tmp_path / "r.json", "--html", tmp_path / "q.html")
     assert code == 0 and "torch eager" in again
     assert (tmp_path / "q.html").read_text() == (tmp_path / "p.html").read_text()
