@@ -36,24 +36,15 @@ FLAGGED = re.compile(
 )
 
 
-def ignored(path: str, rules: list[str]) -> bool:
-    """Return True if .comfyignore excludes a path, as git would read it; patterns here are anchored, with `*` for one
-    name and `!` for exceptions."""
-    verdict = False
-    for rule in rules:
-        plain = rule.lstrip("!").lstrip("/")
-        pattern = re.escape(plain.rstrip("/")).replace(r"\*", "[^/]*") + ("/" if plain.endswith("/") else "(/|$)")
-        if re.match(pattern, path):
-            verdict = not rule.startswith("!")
-    return verdict
-
-
 def shipped() -> list[str]:
     """Return the tracked files that go into the archive, relative to the repository."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    lines = (ROOT / ".comfyignore").read_text(encoding="utf-8").splitlines()
-    rules = [line for line in lines if line and not line.startswith("#")]
-    return [path for path in listed.split("\0") if path and (ROOT / path).is_file() and not ignored(path, rules)]
+
+    def listed(*options: str) -> set[str]:
+        command = ["git", "ls-files", "-z", *options]
+        return set(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0"))
+
+    paths = listed() - listed("-ci", "--exclude-from=.comfyignore") - {""}
+    return sorted(path for path in paths if (ROOT / path).is_file())
 
 
 def stage(target: Path, owner: str | None) -> None:
