@@ -1,12 +1,10 @@
 """Measure each precision's loss: PSNR (peak 2.0, not clamped), SSIM of decode and encode against fp32 on plain torch.
 
     python tools/measure_precision.py [VAE] --clips clips.npz [--clip held_back] [--frames 25] [--modes fp16,fp8,...]
-    python tools/measure_precision.py --random [--frames 9]
 
-Ranges of 8-bit inputs come from the VAE's calibration, with --random (published widths, random weights) from another
-clip of the same noise. Encoders are judged by the fp32 decode of their mean latents. `auto` is the choice of a floor of
---min-db for this clip on a GPU with fp8. fp16_fast is computed with fp16 sums even where the GPU gains nothing by them,
-and left out on a CPU.
+Ranges of 8-bit inputs come from the VAE's calibration. Encoders are judged by the fp32 decode of their mean latents.
+`auto` is the choice of a floor of --min-db for this clip on a GPU with fp8. fp16_fast is computed with fp16 sums even
+where the GPU gains nothing by them, and left out on a CPU. Random weights: `zerowaste-vae bench decode --precisions`.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +21,10 @@ import torch
 from torch import Tensor
 from zerowaste_vae.engine import VideoVAE, demo_vae_path, load, read_checkpoint
 from zerowaste_vae.engine.bench import metrics
-from zerowaste_vae.engine.bench.subject import PUBLISHED, copy_of, noise_video, random_checkpoint
+from zerowaste_vae.engine.bench.subject import copy_of
 from zerowaste_vae.engine.calibration.mixed import Mixed
 from zerowaste_vae.engine.calibration.sampling import (
     Saturation,
-    Trials,
     decibel,
     decode,
     encode,
@@ -35,12 +33,12 @@ from zerowaste_vae.engine.calibration.sampling import (
     video_samples,
 )
 from zerowaste_vae.engine.errors import ZeroWasteError
-from zerowaste_vae.engine.kernels import targets
-from zerowaste_vae.engine.kernels.conv3d import dispatch
+from zerowaste_vae.engine.kernels.targets import standing_in, target
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.precision.forms import Operands
 from zerowaste_vae.engine.precision.modes import Mode
 from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.precision.table import Table
 from zerowaste_vae.engine.runtime.scope import scoped_math
 
 MODES = "fp16,fp16_fast,fp8,int8,auto"
@@ -68,20 +66,15 @@ class Judge:
 
 
 class Subject:
-    """A fp16 VAE with two sets of samples per component: for checking a floor, and for the ranges."""
+    """A fp16 VAE with samples for each component, to check a floor on."""
 
-    def __init__(self, vae: VideoVAE, clips: dict[str, list[Tensor]], others: dict[str, list[Tensor]] | None) -> None:
+    def __init__(self, vae: VideoVAE, clips: dict[str, list[Tensor]]) -> None:
         self.vae = vae
         self._clips = clips
-        self._others = others
 
-    def table(self, half: str) -> object:
-        table, keys = self.vae.store.table(half), eligible(getattr(self.vae.model, half))
-        if table is None and self._others is not None:
-            trials = Trials(self.vae.model, half, self.vae.dtype, self.vae.options, self._others[half])
-            table = trials.table("another clip")
-            self.vae.store.calibrate(half, table)
-        if table is None or not table.fits(keys):
+    def table(self, half: str) -> Table:
+        table = self.vae.store.table(half)
+        if table is None or not table.fits(eligible(getattr(self.vae.model, half))):
             raise SystemExit(f"{self.vae.path}: calibrate it first (zerowaste-vae calibrate)")
         return table
 
@@ -102,9 +95,8 @@ class Subject:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("vae", nargs="?", type=Path, default=demo_vae_path())
-    parser.add_argument("--clips", type=Path, help=".npz of uint8 clips (tools/train_demo/make_clip.py)")
+    parser.add_argument("--clips", type=Path, required=True, help=".npz of uint8 clips (tools/train_demo/make_clip.py)")
     parser.add_argument("--clip", default="held_back")
-    parser.add_argument("--random", action="store_true", help="published widths, random weights and noise")
     parser.add_argument("--frames", type=int, default=25)
     parser.add_argument("--modes", default=MODES)
     parser.add_argument("--min-db", type=float, default=50.0, help="floor of auto")
@@ -112,43 +104,30 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append one line of JSON per mode")
     args = parser.parse_args()
     device, half = torch.device(args.device), torch.float16
-    if args.random:
-        name, weights = "random weights, published widths", random_checkpoint(PUBLISHED)
-        video, other = noise_video(args.frames, 256, 384), noise_video(args.frames, 256, 384).flip(0, 2).sub(1).neg()
-    elif args.clips:
-        name, weights, other = f"{args.vae.name}, {args.clip}", read_checkpoint(args.vae), None
-        video = torch.from_numpy(np.load(args.clips)[args.clip][: args.frames]).float() / 255
-    else:
-        parser.error("give --clips, or --random")
+    name, weights = f"{args.vae.name}, {args.clip}", read_checkpoint(args.vae)
+    video = torch.from_numpy(np.load(args.clips)[args.clip][: args.frames]).float() / 255
     clip = 2 * video.to(device) - 1
     with scoped_math(device):
         judge = Judge(load(copy_of(weights), precision="fp32", device=device))
         latent = judge.encode(clip)
         frames = judge.decode(latent)
         vae = load(weights, precision="fp16", device=device)
-
-        def samples(clip: Tensor) -> dict[str, list[Tensor]]:
-            z = judge.encode(clip).permute(3, 0, 1, 2)[None]
-            return {"encoder": video_samples(clip), "decoder": latent_samples(z)}
-
-        subject = Subject(vae, samples(clip), None if other is None else samples(2 * other.to(device) - 1))
+        subject = Subject(vae, {"encoder": video_samples(clip),
+                                "decoder": latent_samples(latent.permute(3, 0, 1, 2)[None])})  # fmt: skip
         print(f"{name}, {len(clip)} frames of {clip.shape[2]}x{clip.shape[1]}, on {device}")
         print(f"{'':10}{'decode dB':>10}{'SSIM':>9}{'8 bit':>7}{'encode dB':>10}{'SSIM':>9}{'8 bit':>7}  saturated")
-        capable = dispatch.target
         for mode in args.modes.split(","):
-            if mode == "fp16_fast":
-                if device.type == "cpu":
-                    continue
-                dispatch.target = lambda where: replace(targets.target(where), half_accumulate=True)
+            if mode == "fp16_fast" and device.type == "cpu":
+                continue
             row: dict[str, object] = {"weights": name, "mode": mode}
-            saturation, text = Saturation(), mode.ljust(10)
+            saturation, text, fast = Saturation(), mode.ljust(10), mode == "fp16_fast"
             for part in ("decoder", "encoder"):
                 policy = subject.policy(part, mode, args.min_db)
                 network = fuse(getattr(vae.model, part), half, operands=Operands(half, policy), device=vae.device)
-                if part == "decoder":
-                    out = decode(network, latent, saturation)
-                else:
-                    out = judge.decode(encode(network, clip, saturation))
+                with standing_in(replace(target(device), half_accumulate=True)) if fast else nullcontext():
+                    out = decode(network, latent, saturation) if part == "decoder" else encode(network, clip, saturation)
+                if part == "encoder":
+                    out = judge.decode(out)
                 db, similar = decibel(mse([out], [frames])), ssim(out, frames)
                 share = subject.table(part).share(policy.kinds) if policy.kinds else 0.0
                 row[part] = {"db": db, "ssim": similar, "share": share, "convolutions": len(policy.kinds)}
@@ -158,7 +137,6 @@ def main() -> None:
             if args.json:
                 with args.json.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
-            dispatch.target = capable
 
 
 if __name__ == "__main__":
