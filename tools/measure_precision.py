@@ -124,8 +124,9 @@ def main() -> None:
             for part in ("decoder", "encoder"):
                 policy = subject.policy(part, mode, args.min_db)
                 network = fuse(getattr(vae.model, part), half, operands=Operands(half, policy), device=vae.device)
+                run, source = (decode, latent) if part == "decoder" else (encode, clip)
                 with standing_in(replace(target(device), half_accumulate=True)) if fast else nullcontext():
-                    out = decode(network, latent, saturation) if part == "decoder" else encode(network, clip, saturation)
+                    out = run(network, source, saturation)
                 if part == "encoder":
                     out = judge.decode(out)
                 db, similar = decibel(mse([out], [frames])), ssim(out, frames)

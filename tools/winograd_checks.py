@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator
 
 import torch
-from zerowaste_vae.engine.bench.winograd import WALKS, others
 from zerowaste_vae.engine.kernels.conv3d import (
     Epilogue,
     Geometry,
@@ -17,14 +16,18 @@ from zerowaste_vae.engine.kernels.conv3d import (
     padded_channels,
 )
 from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
+from zerowaste_vae.engine.kernels.conv3d.tuned import Kind
 from zerowaste_vae.engine.kernels.conv3d.winograd.launch import launch
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, norm_act
 from zerowaste_vae.engine.kernels.targets import FP8, target
+from zerowaste_vae.engine.tuning.candidates import candidates
 
 DEVICE = torch.device("cuda")
 HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 LIMIT = {HALF: 5e-4, BF16: 4e-3, FP8: 4e-2, INT8: 2e-2}
 SHAPES = ((2, 37, 53), (1, 64, 96), (1, 1, 2), (1, 20, 3840))
+#: Neighbouring pairs that a program of norm_act goes through, and elements of one column of its pairs.
+WALKS = ((1, 1024), (2, 1024), (4, 1024), (8, 1024), (4, 2048))
 Row = tuple[object, ...]
 
 
@@ -163,6 +166,16 @@ def pointers() -> Iterator[Row]:
                2e-3 if fast else LIMIT[dtype], torch.equal(outs[1], outs[2]))
 
 
+def others(dtype: torch.dtype, channels: int, small: bool) -> list[Schedule]:
+    """Return the schedules that tuning would try for a layer with as many outputs as inputs, without the table's own.
+
+    small: of few positions, as at the lowest resolution."""
+    here = target(DEVICE)
+    sums = here.accumulate(dtype, False)
+    kind = Kind("winograd", str(dtype)[6:], sums, padded_channels(channels, dtype), channels, small, 1, 3, False, True)
+    return candidates(here, kind)[1:]
+
+
 def cases(dtype: torch.dtype | None) -> Iterator[Row]:
     """Yield the cases of one type, where this GPU takes it; without a type, those that need no repeating for each."""
     if dtype is None:
@@ -183,8 +196,8 @@ def own(dtype: torch.dtype) -> Iterator[Row]:
     for groups in (32, 0) if dtype.itemsize == 2 else ():
         yield from conv(dtype, 192, 192, (2, 37, 53), groups=groups, label=" in one and a half tiles")
     yield from conv(dtype, 128, 256, (2, 37, 53), kt=1, label=" another width")
-    for c, frame in ((128, (720, 1280)), (256, (90, 100))):
-        for schedule in others(DEVICE, dtype, c, frame) if dtype in (HALF, FP8) else ():
+    for c, small in ((128, False), (256, True)):
+        for schedule in others(dtype, c, small) if dtype in (HALF, FP8) else ():
             yield from conv(dtype, c, c, (2, 37, 53), schedule)
     for c, kind, border in ((128, "group", "zero"), (512, "group", "replicate"), (192, "l2", "reflect"),
                             (128, "group", "reflect")):

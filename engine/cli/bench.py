@@ -325,8 +325,16 @@ def _write_page(args: argparse.Namespace, reports: list[dict[str, Any]], profile
 
 
 def run_kernels(args: argparse.Namespace) -> int:
+    """Measure the operators, and print and keep each row as it is measured.
+
+    Ceilings are measured at the start and at the end: they differ if the GPU got warm or reached its power limit in
+    between."""
     import torch
 
+    from ..bench.form import in_form
+    from ..bench.kernels import CONVS, FORM_CONVS, HEADER, Bench
+    from ..bench.timing import ceilings
+    from ..kernels.targets import triton_version
     from ..loader import placement
     from ..system.writing import write_json
 
@@ -334,50 +342,30 @@ def run_kernels(args: argparse.Namespace) -> int:
     if device.type != "cuda":
         raise InputError(f"--device {args.device}: bench kernels needs a CUDA GPU; on a CPU the operators run torch")
     _check(args)
+    rows: list[dict[str, Any]] = []
+
+    def say(line: str, row: dict[str, Any] | None = None) -> None:
+        print(line, flush=True)
+        if row is not None:
+            rows.append(row)
+
+    version = ".".join(map(str, triton_version() or ())) or "none"
+    say(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, Triton {version}, "
+        f"cuDNN {torch.backends.cudnn.version()}")  # fmt: skip
     with torch.cuda.device(device):
-        report = measure_kernels(device, tuple(args.only or OPERATORS), args.form)
-        rows = []
-        for line, row in report:
-            print(line, flush=True)
-            rows.extend(row)
+        with in_form(args.form, device) as here:
+            for note in here.notes:
+                say(note)
+            if args.form:
+                say(f"code of {args.form}, with no more blocks on a processor than one with 100 KiB of shared memory "
+                    "holds")  # fmt: skip
+            tops = ceilings(device)
+            say(f"ceilings at the start: {tops.line()}", {"ceilings": "start", **vars(tops)})
+            say(HEADER)
+            for row in Bench(device, FORM_CONVS if args.form else CONVS).rows(tuple(args.only or OPERATORS)):
+                say(row.line(), row.record())
+        tops = ceilings(device)
+    say(f"ceilings at the end:   {tops.line()}", {"ceilings": "end", **vars(tops)})
     if args.json is not None:
         write_json(args.json, rows)
     return 0
-
-
-def measure_kernels(device: torch.device, operators: tuple[str, ...], form: str | None = None
-                    ) -> Iterator[tuple[str, list[dict[str, Any]]]]:  # fmt: skip
-    """Measure the operators.
-
-    Args:
-        device: a CUDA device.
-        operators: some of OPERATORS.
-        form: the generation whose code runs, such as "sm_120"; None: the device's own.
-    Yields:
-        (line to print, rows to keep), as measurements finish. Ceilings are measured at the start and at the end: they
-        differ if the GPU got warm or reached its power limit in between.
-    Raises:
-        InputError: the form does not run here.
-    """
-    import torch
-
-    from ..bench.form import in_form
-    from ..bench.kernels import CONVS, FORM_CONVS, HEADER, Bench
-    from ..bench.timing import ceilings
-    from ..kernels.targets import triton_version
-
-    version = ".".join(map(str, triton_version() or ())) or "none"
-    yield (f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, Triton {version}, "
-           f"cuDNN {torch.backends.cudnn.version()}"), []
-    with in_form(form, device) as here:
-        for note in here.notes:
-            yield note, []
-        if form:
-            yield f"code of {form}, with no more blocks on a processor than one with 100 KiB of shared memory holds", []
-        tops = ceilings(device)
-        yield f"ceilings at the start: {tops.line()}", [{"ceilings": "start", **vars(tops)}]
-        yield HEADER, []
-        for row in Bench(device, FORM_CONVS if form else CONVS).rows(operators):
-            yield row.line(), [row.record()]
-    tops = ceilings(device)
-    yield f"ceilings at the end:   {tops.line()}", [{"ceilings": "end", **vars(tops)}]

@@ -54,6 +54,7 @@ def test_candidates(kinds, sm):
             assert s.positions >= (64 if kind.small or kind.form == "winograd" else 128), (kind, s)
             assert min(s.columns // s.slices, s.tail or s.columns) >= min(16, kind.outputs // 4), (kind, s)
             assert kind.form == "direct" or s.positions in (64, 128)
+            assert kind.form == "direct" or kind.outputs % (s.columns + s.tail) == 0, (kind, s)
             if kind.dtype == FP8 and kind.accumulate == "f16":
                 assert s.depth <= HALF_DEPTH, (kind, s)
             whole = kind.channels if not s.rest and kind.channels % s.depth == 0 else kind.channels * kind.row
