@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from datetime import datetime, timezone
 from typing import Any
 
@@ -14,7 +12,7 @@ from ..tuning import kept
 
 #: Names of nvidia-smi's figures, and their names in a report.
 _ASKED = {
-    "driver_version": "driver", "clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "clocks.max.sm": "sm_max_mhz",
+    "clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "clocks.max.sm": "sm_max_mhz",
     "power.draw": "watts", "power.limit": "watts_limit", "temperature.gpu": "celsius",
 }  # fmt: skip
 
@@ -44,7 +42,7 @@ def environment(device: torch.device) -> dict[str, Any]:
             "gpu_sm": properties.major * 10 + properties.minor,
             "gpu_gb": properties.total_memory / 2**30,
             "allocator": torch.cuda.get_allocator_backend(),
-            "driver": clocks(device).get("driver"),
+            "driver": kept.driver(),
             "schedules": kept.words(device),
         }
     return found
@@ -52,30 +50,21 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def clocks(device: torch.device) -> dict[str, Any]:
     """Return the GPU's state now, from nvidia-smi: MHz, W, degrees Celsius. Empty where it cannot be read."""
-    if device.type != "cuda" or torch.version.hip or shutil.which("nvidia-smi") is None:
+    if device.type != "cuda" or torch.version.hip:
         return {}
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     # CUDA numbers the visible GPUs only, nvidia-smi all of them, so the card is asked for by its own name.
     which = [f"--id=GPU-{uuid}"] if uuid is not None else []
-    command = ["nvidia-smi", f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader,nounits", *which]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    lines = answer.strip().splitlines()
+    lines = kept.nvidia_smi(",".join(_ASKED), *which)
     if len(lines) != 1 or len(lines[0].split(",")) != len(_ASKED):
         return {}
     values = (text.strip() for text in lines[0].split(","))
     return {name: _number(text) for name, text in zip(_ASKED.values(), values, strict=True)}
 
 
-def _number(text: str) -> float | str | None:
-    """Return a figure as a number, a version as text, and None for what the driver does not tell ("[N/A]")."""
-    if text.startswith("[") or not text:
-        return None
-    if text.count(".") > 1:
-        return text
+def _number(text: str) -> float | None:
+    """Return a figure as a number, and None for what the driver does not tell ("[N/A]")."""
     try:
         return float(text)
     except ValueError:
-        return text
+        return None

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import json
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -119,15 +118,19 @@ def driver() -> str:
             return found
     except OSError:
         pass
-    if shutil.which("nvidia-smi"):
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        try:
-            lines = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split()
-        except (OSError, subprocess.SubprocessError):
-            lines = []
-        if lines:
-            return lines[0]
+    if lines := nvidia_smi("driver_version"):
+        return lines[0]
     return str(torch.cuda.driver_version()) if hasattr(torch.cuda, "driver_version") else "unknown"
+
+
+def nvidia_smi(figures: str, *options: str) -> list[str]:
+    """Return nvidia-smi's answer, a line for each GPU; empty where there is none. figures: names, with commas."""
+    command = ["nvidia-smi", f"--query-gpu={figures}", "--format=csv,noheader,nounits", *options]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return answer.strip().splitlines()
 
 
 def version_in(text: str) -> str:
