@@ -8,30 +8,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
+import conv_checks
 import torch
-import winograd_checks
-from winograd_checks import DEVICE, error
+from conv_checks import DEVICE, TOLERANCE, bordered, error
 from zerowaste_vae.engine.kernels.attention import attention
 from zerowaste_vae.engine.kernels.attention.reference import attention as reference_attention
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight, padded_channels
 from zerowaste_vae.engine.kernels.conv3d.dispatch import launch
-from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK, SCHEDULES, Schedule, fit, of_generation
+from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK
 from zerowaste_vae.engine.kernels.duplicate import duplicate
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
-from zerowaste_vae.engine.kernels.targets import FP8, Target, standing_in, target
+from zerowaste_vae.engine.kernels.targets import FP8, standing_in, target
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, RAW, to_pixels
 from zerowaste_vae.engine.kernels.upsample import pack, pack_nearest, upsample
 
-Triple = tuple[int, int, int]
-# ||got - reference|| / ||reference||, reference in fp32 arithmetic on the same operands.
-TOLERANCE = {torch.float16: 5e-4, torch.bfloat16: 4e-3, FP8: 4e-2, torch.int8: 2e-2, "statistics": 1e-5,
-             "promoted": 2e-3}
-SHAPES = ((2, 37, 53), (1, 64, 96), (3, 45, 130), (1, 20, 3840))
 failures = 0
 
 
@@ -42,152 +36,9 @@ def report(name: str, error: float, limit: float, *same: bool) -> None:
     print(f"{'ok  ' if good else 'FAIL'} {name:78} {error:.2e} <= {limit:.0e} equal {list(same)}", flush=True)
 
 
-def operand(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    x = torch.randn(shape, device=DEVICE)
-    return (x * 40).round().clamp(-127, 127).to(dtype) if dtype == torch.int8 else x.to(dtype)
-
-
-def group_sums(p: Partials, groups: int) -> torch.Tensor:
-    return p.data.double().sum(1).reshape(p.data.shape[0], groups, -1, 2).sum(2)
-
-
-def bordered(dtype: torch.dtype, slots: int, h: int, w: int, c: int) -> torch.Tensor:
-    x = torch.zeros(slots, h + 2, w + 2, padded_channels(c, dtype), device=DEVICE).to(dtype)
-    x[:, 1:-1, 1:-1, :c] = operand(dtype, slots, h, w, c)
-    return x
-
-
-def conv_case(dtype: torch.dtype, c: int, k: int, shape: Triple, schedule: Schedule | None = None,
-              kernel: Triple = (3, 3, 3), stride: Triple = (1, 1, 1), origin: tuple[int, int] = (0, 0),
-              groups: int = 32, stored: torch.dtype | None = None, fast: bool = False, label: str = "") -> None:
-    d, h, w = shape
-    x = bordered(dtype, (d - 1) * stride[0] + kernel[0], h * stride[1], w * stride[2], c)
-    weight = pack_weight(torch.randn(k, c, *kernel, device=DEVICE) * (c * 27) ** -0.5, dtype)
-    kind = stored or (torch.bfloat16 if dtype == torch.bfloat16 else torch.float16)
-    scale = 0.025 if dtype == torch.int8 else 1.0
-    residual = torch.randn(d, h, w, k, device=DEVICE).to(torch.float16)
-    epilogue = Epilogue(torch.randn(k, device=DEVICE), residual, groups, scale, out_scale=0.05, half_accumulate=fast)
-    geometry = Geometry(stride, origin)
-    outs = [torch.zeros(d, h, w, k, device=DEVICE).fill_(float("nan")).to(kind) for _ in range(3)]
-    want = conv3d(x, weight, outs[0], geometry=geometry, epilogue=epilogue, backend="reference")
-    runs = [conv3d(x, weight, o, geometry=geometry, epilogue=epilogue, backend="triton", schedule=schedule)
-            for o in outs[1:]]
-    tile = dataclasses.astuple(schedule) if schedule else ""
-    name = f"conv {str(dtype)[6:]} {c}->{k} {kernel} /{stride} {shape} {tile}{label}"
-    limit = TOLERANCE[FP8] if kind == FP8 else TOLERANCE["promoted" if fast else dtype]
-    report(name, error(outs[1].float(), outs[0].float()), limit, torch.equal(outs[1].float(), outs[2].float()))
-    if groups:
-        # Sums are compared with those of the very values stored, so that only the summation is judged.
-        own = outs[1].float().double().reshape(d, -1, groups, k // groups)
-        exact = torch.stack((own.sum((1, 3)), own.square().sum((1, 3))), -1)
-        got = group_sums(runs[0], groups)
-        report(name + " sums", error(got, exact), TOLERANCE["statistics"], torch.equal(runs[0].data, runs[1].data),
-               want is not None)
-
-
-def schedules(dtype: torch.dtype) -> None:
-    sizes = {torch.float16: ("16 bit",), torch.bfloat16: ("16 bit",), FP8: ("8 bit", "fp8"),
-             torch.int8: ("8 bit", "int8")}  # fmt: skip
-    here = target(DEVICE)
-    sums = (False, True) if dtype == torch.float16 and here.half_accumulate else (False,)
-    for layer, schedule in of_generation(SCHEDULES, here.sm).items():
-        # Upsamplers' phases are checked by their own cases.
-        if layer.operands not in sizes[dtype] or "phases" in layer.kind or not here.supports(dtype):
-            continue
-        for c in (layer.outputs,) if layer.outputs else (128,) if layer.kind == "narrow" else (256, 512):
-            for shape, fast in itertools.product(SHAPES, sums):
-                # Wan's norms need no sums, and its tiles are for layers without.
-                groups = 32 if layer.sums and not layer.outputs else 0
-                conv_case(dtype, c, c, shape, fit(schedule, c, c, 3), groups=groups, fast=fast)
-
-
-def forms(dtype: torch.dtype) -> None:
-    if not target(DEVICE).supports(dtype):
-        return
-    if dtype == torch.float16:
-        widths = ((3, 128), (16, 512), (96, 96), (128, 3), (192, 96), (384, 384))
-        for (c, k), fast in itertools.product(widths, {False, target(DEVICE).half_accumulate}):
-            conv_case(dtype, c, k, (2, 37, 53), groups=0 if k == 3 else 32, fast=fast, label=" odd widths")
-        conv_case(dtype, 256, 128, (2, 37, 53), kernel=(1, 1, 1), origin=(1, 1))
-        conv_case(dtype, 128, 128, (2, 37, 53), kernel=(1, 3, 3))
-        conv_case(dtype, 128, 128, (4, 37, 53), kernel=(3, 1, 1), origin=(1, 1))
-    else:
-        # Taps of a row that are one run: whole steps, a rest, and windows of one and three taps.
-        for c, k in ((96, 96), (160, 160), (320, 320), (192, 384), (96, 192)):
-            for shape in ((1, 1, 5), (2, 37, 53), (1, 9, 1920)):
-                conv_case(dtype, c, k, shape, groups=0, label=" run of taps")
-        conv_case(dtype, 96, 96, (2, 37, 53))
-        conv_case(dtype, 96, 96, (2, 37, 53), stride=(1, 2, 2), origin=(1, 1), groups=0)
-        conv_case(dtype, 96, 192, (2, 37, 53), kernel=(3, 1, 1), origin=(1, 1), groups=0)
-    conv_case(dtype, 128, 128, (2, 37, 53), kernel=(1, 3, 3), stride=(1, 2, 2), origin=(1, 1))
-    conv_case(dtype, 256, 256, (2, 37, 53), stride=(2, 2, 2), origin=(1, 1))
-    outputs = {torch.float16: (torch.float32, FP8), FP8: (torch.float32, FP8), torch.int8: (torch.int8,)}
-    for stored in outputs.get(dtype, ()):
-        conv_case(dtype, 128, 128, (2, 37, 53), stored=stored, label=f" -> {stored}")
-
-
-def invariance() -> None:
-    """Check that chunks through the ring and bands of rows give the bits of the whole."""
-    here, cases = target(DEVICE), ((torch.float16, False), (torch.float16, True), (FP8, False))
-    for (dtype, fast), (c, h, w) in itertools.product(cases, ((128, 150, 333), (512, 150, 70))):
-        if fast and not here.half_accumulate:
-            continue
-        epilogue = partial(Epilogue, half_accumulate=fast)
-        d = 3
-        x = bordered(dtype, d + 2, h, w, c)
-        weight = pack_weight(torch.randn(c, c, 3, 3, 3, device=DEVICE) * (c * 27) ** -0.5, dtype)
-        residual = torch.randn(d, h, w, c, device=DEVICE).half()
-        bias = torch.randn(c, device=DEVICE)
-        whole = torch.empty(d, h, w, c, device=DEVICE, dtype=torch.float16)
-        sums = conv3d(x, weight, whole, epilogue=epilogue(bias, residual, 32), backend="triton")
-        plain = torch.empty_like(whole)
-        conv3d(x, weight, plain, epilogue=epilogue(bias, residual), backend="triton")
-        ring = torch.cat((x[-2:], x[:-2]))
-        same = []
-        for f in range(d):
-            one = torch.empty_like(whole[:1])
-            p = conv3d(ring, weight, one, epilogue=epilogue(bias, residual[f : f + 1], 32), start=(f + 2) % (d + 2),
-                       backend="triton")
-            same.append(torch.equal(one, whole[f : f + 1]) and torch.equal(p.data, sums.data[f : f + 1]))
-        parts = []
-        for top in range(0, h, ROW_BLOCK):
-            n = min(ROW_BLOCK, h - top)
-            band = torch.empty(d, n, w, c, device=DEVICE, dtype=torch.float16)
-            parts.append(conv3d(x[:, top : top + n + 2].contiguous(), weight, band,
-                                geometry=Geometry(first_row=top, frame_rows=h),
-                                epilogue=epilogue(bias, residual[:, top : top + n], 32), backend="triton"))
-            same.append(torch.equal(band, whole[:, top : top + n]))
-        joined = Partials.concat(parts)
-        same += [torch.equal(joined.data, sums.data), torch.equal(plain, whole)]
-        report(f"chunks and bands {str(dtype)[6:]} {'fp16 sums ' if fast else ''}{c} {h}x{w}", 0.0, 0.0, *same)
-
-
-def clip_starts() -> None:
-    """Check the weights of a clip's first two frames: against the reference, and frame by frame against the whole."""
-    for dtype in (torch.float16, torch.bfloat16, FP8, torch.int8):
-        for c in (128, 256):
-            x = bordered(dtype, 6, 37, 53, c)
-            x[:2] = x[2]
-            weight = pack_weight(torch.randn(c, c, 3, 3, 3, device=DEVICE) * (c * 27) ** -0.5, dtype, early=True)
-            residual = torch.randn(4, 37, 53, c, device=DEVICE).half()
-            scale = 0.025 if dtype == torch.int8 else 1.0
-            stored = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
-
-            def run(first: int, frames: int, backend: str) -> tuple[torch.Tensor, torch.Tensor]:
-                out = torch.full((frames, 37, 53, c), float("nan"), device=DEVICE, dtype=stored)  # noqa: B023
-                parts = []
-                for piece, a, b, later in weight.pieces(first, frames):  # noqa: B023
-                    epilogue = Epilogue(None, residual[first + a : first + b], 32, scale)  # noqa: B023
-                    parts.append(conv3d(x, piece, out[a:b], epilogue=epilogue, start=first + a + later,  # noqa: B023
-                                        backend=backend))  # fmt: skip
-                return out, torch.cat([p.data for p in parts]) if backend == "triton" else parts[0].data
-
-            (want, _), (whole, sums) = run(0, 4, "reference"), run(0, 4, "triton")
-            same = []
-            for f in range(4):
-                out, part = run(f, 1, "triton")
-                same.append(torch.equal(out[0], whole[f]) and torch.equal(part[0], sums[f]))
-            report(f"clip start {str(dtype)[6:]} {c}", error(whole, want), TOLERANCE[dtype], *same)
+def tell(cases: Callable[..., Iterator[conv_checks.Row]], *arguments: object) -> None:
+    for case in cases(*arguments):
+        report(*case)
 
 
 def ends() -> None:
@@ -302,37 +153,15 @@ def up_case(temporal: bool, dtype: torch.dtype, c: int, d: int, h: int, w: int) 
            TOLERANCE[dtype], torch.equal(outs[1], outs[2]), torch.equal(Partials.concat(bands).data, sums.data), *same)
 
 
-def consumer() -> Target:
-    """Return this GPU as one whose convolutions are the loop that RTX cards run; it is compiled for this GPU."""
-    return dataclasses.replace(target(DEVICE), sm=89, tma=False, half_accumulate=True)
-
-
 def consumers(check: Callable[[], None]) -> None:
     """Run a check with that loop."""
-    with standing_in(consumer()):
+    with standing_in(conv_checks.consumer()):
         check()
-
-
-def other_generations() -> None:
-    """Check the pointer form, that of RTX cards, and promoted fp16 accumulation in both, on this GPU."""
-    older = dataclasses.replace(target(DEVICE), tma=False, half_accumulate=True)
-    cases = ((torch.float16, False), (torch.float16, True), (torch.int8, False), (FP8, False), (FP8, True))
-    for name, here in (("pointer", older), ("mma", consumer())):
-        for dtype, fast in cases:
-            x = bordered(dtype, 4, 37, 130, 128)
-            weight = pack_weight(torch.randn(128, 128, 3, 3, 3, device=DEVICE) * (128 * 27) ** -0.5, dtype)
-            outs = [torch.full((2, 37, 130, 128), float("nan"), device=DEVICE, dtype=torch.float16) for _ in range(3)]
-            epilogue = Epilogue(torch.randn(128, device=DEVICE), scale=0.025, half_accumulate=fast)
-            conv3d(x, weight, outs[0], epilogue=epilogue, backend="reference")
-            for out in outs[1:]:
-                launch(x, weight, out, Geometry(), epilogue, 0, 2, here)
-            report(f"conv {name} form {str(dtype)[6:]} {'promoted fp16' if fast else ''}", error(outs[1], outs[0]),
-                   TOLERANCE["promoted" if fast and dtype == torch.float16 else dtype], torch.equal(outs[1], outs[2]))
 
 
 def beyond_32_bits() -> None:
     """Check outputs of more than 2^31 elements: the last frame of a large call equals that frame alone."""
-    for here in (target(DEVICE), dataclasses.replace(target(DEVICE), tma=False), consumer()):
+    for here in (target(DEVICE), dataclasses.replace(target(DEVICE), tma=False), conv_checks.consumer()):
         x = torch.randn(7, 2162, 3842, 64, device=DEVICE, dtype=torch.float16)
         weight = pack_weight(torch.randn(64, 64, 3, 3, 3, device=DEVICE) * (64 * 27) ** -0.5, torch.float16)
         whole = torch.empty(5, 2160, 3840, 64, device=DEVICE, dtype=torch.float16)
@@ -367,18 +196,13 @@ def attentions() -> None:
                        torch.equal(b, c), torch.equal(single, b[1:]))
 
 
-def winograd(dtype: torch.dtype | None = None) -> None:
-    for case in winograd_checks.cases(dtype):
-        report(*case)
-
-
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": FP8, "int8": torch.int8}
 # The parts that compile most are split by type: one core runs one part.
-PARTS = {f"{part.__name__}_{word}": partial(part, dtype) for part in (forms, schedules, winograd)
-         for word, dtype in _TYPES.items()}  # fmt: skip
-PARTS |= {one.__name__: one for one in (clip_starts, ends, norms, ups, nearest, attentions, other_generations,
-                                        beyond_32_bits, invariance)}  # fmt: skip
-PARTS["winograd_others"] = winograd
+PARTS = {f"{part.__name__}_{word}": partial(tell, part, dtype)
+         for part in (conv_checks.forms, conv_checks.schedules, conv_checks.winograd) for word, dtype in _TYPES.items()}
+PARTS |= {one.__name__: one for one in (ends, norms, ups, nearest, attentions, beyond_32_bits)}
+PARTS |= {one.__name__: partial(tell, one) for one in (conv_checks.clip_starts, conv_checks.other_generations)}
+PARTS |= {"invariance": partial(tell, conv_checks.invariances), "winograd_others": partial(tell, conv_checks.winograd)}
 #: Those that are run once more with the loop of RTX cards, under a name of their own.
 CONSUMERS = ("forms_fp16", "forms_bf16", "forms_fp8", "forms_int8", "schedules_fp16", "schedules_fp8",
              "schedules_int8", "clip_starts", "ups", "nearest", "invariance")  # fmt: skip

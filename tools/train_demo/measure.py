@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import math
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from ...engine.bench import metrics
 from ...engine.network.plain import Network
 
 
@@ -31,8 +31,7 @@ def reconstruct(model: Network, frames: np.ndarray) -> np.ndarray:
 
 def psnr(source: np.ndarray, result: np.ndarray) -> float:
     """Return the PSNR in dB; `source` uint8, `result` 0..1."""
-    error = np.square(source.astype(np.float64) / 255 - result.astype(np.float64)).mean()
-    return math.inf if error == 0 else -10 * math.log10(error)
+    return metrics.psnr(np.square(source / 255 - result.astype(np.float64)).mean())
 
 
 def main() -> None:
