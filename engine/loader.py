@@ -70,13 +70,8 @@ def load(
         _refuse(path, checkpoint)
     if architecture.prepared is not None:
         checkpoint = replace(checkpoint, tensors=architecture.prepared(checkpoint.tensors))
-    name, codes = precision, checkpoint.codes
-    if precision == "auto" and codes and where.type == "cuda" and not ORDERS.precision:
-        precision = "int8"  # as ComfyUI runs the file; a CPU is faster in fp32
-    if precision == "auto":
-        name = auto_precision(where, architecture)
-    elif precision in MIXED:
-        name = architecture.activations(precision, target(where).half_accumulate)
+    codes = checkpoint.codes
+    precision, name = named(precision, where, architecture, bool(codes))
     dtype = PRECISIONS[name]
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:
@@ -161,6 +156,17 @@ def _holds_values(device: torch.device) -> bool:
         return not torch.empty(0, device=device).is_meta
     except (RuntimeError, AssertionError):  # this build or machine has none
         return False
+
+
+def named(precision: str, device: torch.device, architecture: Architecture, codes: bool) -> tuple[str, str]:
+    """Return a precision as `load` takes it on a device, and the type of its activations. codes: the file has int8
+    codes to multiply as they are."""
+    if precision == "auto" and codes and device.type == "cuda" and not ORDERS.precision:
+        precision = "int8"  # as ComfyUI runs the file; a CPU is faster in fp32
+    if precision in MIXED:
+        half_sums = precision == "fp16_fast" and target(device).half_accumulate
+        return precision, architecture.activations(precision, half_sums)
+    return precision, auto_precision(device, architecture) if precision == "auto" else precision
 
 
 def auto_precision(device: torch.device, architecture: Architecture) -> str:

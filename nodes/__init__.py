@@ -1,1 +1,1 @@
-"""ComfyUI nodes. host.py and the files that import it need ComfyUI; frames.py, saving.py and settings.py do not."""
+"""ComfyUI nodes. host.py and the files that import it need ComfyUI; the others, such as frames.py, do not."""

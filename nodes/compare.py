@@ -53,7 +53,8 @@ class Compare(io.ComfyNode):
         if fast is None:
             raise InputError("ComfyUI's own code decodes this VAE in both cases: there is nothing to compare")
         as_host = fast.layout.samples(fast.layout.latent(latent))
-        theirs, their_outcome = host_decode(own_vae(vae), as_host, Settings())
+        own = own_vae(fast if fast.engine.path else vae)  # a file that the engine had to read anew is theirs too
+        theirs, their_outcome = host_decode(own, as_host, Settings())
         their_outcome.report.mode = "VAE Decode"
         wishes = wishes.over(fast.settings)
         clip, our_outcome = fast.run_decode(latent, wishes)

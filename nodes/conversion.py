@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..engine import Checkpoint, CheckpointError, InputError, log, read_checkpoint
 from ..engine.archs import detect, renamed
-from ..engine.checkpoints import from_stored
+from ..engine.checkpoints import from_stored, quantised
 from ..engine.kernels.precision import fp32_math
 from ..engine.network.stamp import Stamp
 from ..engine.options import Options
@@ -28,8 +28,8 @@ from ..engine.report import Report
 from ..engine.runtime.scope import CUDNN_BENCHMARK
 from .frames import of_frames
 from .host import EngineVAE
-from .networks import SETTINGS, altered, patched, replaced
-from .reports import Outcome, needing_gguf
+from .networks import SETTINGS, altered, file_of, patched, replaced
+from .reports import Outcome
 from .services import offload_device
 from .settings import DEFAULT_OVERLAP, Settings
 
@@ -43,6 +43,19 @@ CHANGED = "ComfyUI's own code, because another node has changed this VAE"
 
 def from_file(path: Path, precision: str, norm_groups: int | None, settings: Settings, name: str = "") -> EngineVAE:
     """Return the VAE of a .safetensors or .gguf file, listed under `name`."""
+    read = reading(path)
+
+    def source() -> Checkpoint:
+        checkpoint = read()
+        if norm_groups:
+            checkpoint.metadata["norm_num_groups"] = norm_groups
+        return checkpoint
+
+    return EngineVAE(source, precision, settings, name)
+
+
+def reading(path: Path) -> Callable[[], Checkpoint]:
+    """Return a function that reads a file, and refuses it once it has been changed or removed."""
 
     def stamp() -> tuple[int, int] | None:
         try:
@@ -56,40 +69,60 @@ def from_file(path: Path, precision: str, norm_groups: int | None, settings: Set
     def source() -> Checkpoint:
         if stamp() != begun:
             raise CheckpointError(f"{path}: was changed or removed after it was loaded; run the graph again")
-        with needing_gguf(path.name):
-            checkpoint = read_checkpoint(path)
-        if norm_groups:
-            checkpoint.metadata["norm_num_groups"] = norm_groups
-        return checkpoint
+        return read_checkpoint(path)
 
-    return EngineVAE(source, precision, settings, name)
+    return source
 
 
 def from_host_vae(vae: object, precision: str) -> EngineVAE | None:
     """Return an engine VAE with a copy of a host VAE's weights; None if its network is unknown or nodes changed it."""
     if not known(vae) or not follows_vae(vae):
         return None
-    network = vae.first_stage_model  # not the VAE: `_converted` drops its entry when that is freed
     try:
-        return EngineVAE(lambda: of_network(network), precision, Settings(), device=vae.device)
+        return EngineVAE(weights_of(vae), precision, Settings(), device=vae.device)
     except CheckpointError as error:  # layers in a form that only the host's code runs
-        _left_to_host(network, str(error))
+        _left_to_host(vae.first_stage_model, str(error))
         return None
 
 
-def of_network(network: object) -> Checkpoint:
+def weights_of(vae: object) -> Callable[[], Checkpoint]:
+    """Return a function that reads the weights of a host VAE: from its network, or from its file where that has
+    quantised layers and the host's network none. There the host has taken their codes for weights."""
+    network, path = vae.first_stage_model, file_of(vae)  # not the VAE: `_converted` drops its entry when that is freed
+    if path is not None and not quantised(network.state_dict()):
+        with suppress(CheckpointError):  # a file that only the host reads
+            if quantised(read_checkpoint(path, shapes_only=True).tensors):
+                log.once(f"{path.name}: ComfyUI leaves the scales of its weights out; it was read anew", log.info)
+                read = reading(path)
+                return lambda: replace(found := read(), metadata=found.metadata | _metadata(network))
+    return lambda: _of_network(network)
+
+
+def _of_network(network: object) -> Checkpoint:
     """Return the weights of a host VAE's network that the engine knows, with the metadata that only files carry."""
     tensors = {key: t.detach().to(offload_device()) for key, t in network.state_dict().items()}
-    config, metadata = getattr(network, "config", None), {}
-    if isinstance(config, dict):
-        # Nodes may have set these after loading.
-        now = {name: getattr(network, name) for name in SETTINGS if hasattr(network, name)}
-        metadata = {"config": json.dumps({"vae": config | now})}
-    found = Checkpoint(tensors, metadata)
-    if _quantised(tensors):
-        found = replace(from_stored(tensors, metadata, Path(type(network).__name__)), path=None)
+    found = Checkpoint(tensors, _metadata(network))
+    if quantised(tensors):
+        found = replace(from_stored(tensors, found.metadata, Path(type(network).__name__)), path=None)
+    elif layer := next((key for key, t in tensors.items() if _is_code(key, t)), None):
+        raise InputError(f"{layer} of this VAE holds codes: its loader has left out the scales of a quantised file; "
+                         "load it with Zero-Waste VAE Loader")  # fmt: skip
     tensors = renamed(found.tensors)
     return replace(found, tensors=detect(tensors).completed(tensors))
+
+
+def _is_code(name: str, tensor: Tensor) -> bool:
+    """Return True for a weight whose values are all whole numbers, as no training leaves them."""
+    return name.endswith(".weight") and tensor.ndim > 1 and tensor.abs().max() > 16 and tensor.equal(tensor.round())
+
+
+def _metadata(network: object) -> dict[str, str]:
+    config = getattr(network, "config", None)
+    if not isinstance(config, dict):
+        return {}
+    # Nodes may have set these after loading.
+    now = {name: getattr(network, name) for name in SETTINGS if hasattr(network, name)}
+    return {"config": json.dumps({"vae": config | now})}
 
 
 def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
@@ -108,21 +141,15 @@ def known(vae: object) -> bool:
     network = getattr(vae, "first_stage_model", None)
     names = () if network is None else vae.get_sd()
     architecture = detect(names)
-    if architecture is None or (_quantised(names) and architecture.own is None):
+    if architecture is None:
         return False
     # The sizes of quantised layers are those of their biases too; making floats of their codes takes long.
     shapes = {key: tuple(t.shape) for key, t in architecture.completed(renamed(network.state_dict())).items()}
-    metadata = {} if _quantised(names) else of_network(network).metadata
     try:
-        architecture.config_of(shapes, metadata)
+        architecture.config_of(shapes, _metadata(network))
     except InputError as error:
         return not _left_to_host(network, str(error))
     return follows(network)
-
-
-def _quantised(names: Iterable[str]) -> bool:
-    """Return True if the host has quantised layers of a network with these tensors."""
-    return any(name.endswith(".comfy_quant") for name in names)
 
 
 def follows(network: object) -> bool:
@@ -189,6 +216,7 @@ def engine_vae(vae: object) -> EngineVAE | None:
     _converted.pop(vae, None)
     stamp, converted = Stamp(network), from_host_vae(vae, "auto")
     if converted is not None:
+        converted.notes = [CONVERTED]
         _converted[vae] = _Conversion(converted, stamp, _held(network, converted), settings)
     return converted
 

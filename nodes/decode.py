@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import wave
 from contextlib import closing
 from fractions import Fraction
-from pathlib import Path
 
-import torch
 from comfy_api.latest import InputImpl
 
 from ..engine import InputError
 from ..engine.media.mp4 import Mp4Writer
 from ..engine.media.mp4_format import CODECS, NO_ALPHA, PIXELS, Format
+from ..engine.media.sound import write_sound
 from . import files
-from .conversion import CONVERTED, engine_vae, host_decode
+from .conversion import engine_vae, host_decode
 from .frames import check_maker
 from .host import EngineVAE, io
 from .reports import Outcome
@@ -50,7 +48,6 @@ class Decode(io.ComfyNode):
             return io.NodeOutput(images, outcome.text(), ui=outcome.ui())
         check_maker(samples, fast.engine, any_vae)
         clip, outcome = fast.run_decode(samples["samples"], wishes.over(fast.settings))
-        outcome.notes += [CONVERTED] if fast is not vae else []
         cropped = fast.layout.crop(clip, samples)
         _note_crop(outcome, clip.shape[1:4], cropped.shape[1:4])
         return io.NodeOutput(cropped.flatten(0, 1), outcome.text(), ui=outcome.ui())
@@ -101,7 +98,7 @@ class DecodeToVideo(io.ComfyNode):
         writer = Mp4Writer(path, form)
         try:
             if audio is not None:  # first: if it fails, no frames are lost with it
-                _write_sound(audio, sound)
+                write_sound(sound, audio["waveform"], int(audio["sample_rate"]))
             with writer:
                 if fast is None:
                     images, outcome = host_decode(vae, samples["samples"], wishes)
@@ -109,7 +106,6 @@ class DecodeToVideo(io.ComfyNode):
                         writer.write(piece)
                 else:
                     outcome = _stream(fast, samples, wishes.over(fast.settings), writer, form.deep)
-                    outcome.notes += [CONVERTED] if fast is not vae else []
             writer.finish(sound)
         finally:
             writer.discard()
@@ -145,18 +141,3 @@ def _stream(vae: EngineVAE, samples: dict, settings: Settings, writer: Mp4Writer
 def _note_crop(outcome: Outcome, made: tuple[int, ...], shown: tuple[int, ...]) -> None:
     if made != shown:
         outcome.notes.append(f"cropped to {shown[0]} frames of {shown[2]}x{shown[1]}")
-
-
-def _write_sound(audio: dict, path: Path) -> None:
-    """Write AUDIO to a WAV file of 16-bit samples."""
-    given, rate = audio["waveform"], int(audio["sample_rate"])
-    if given.ndim != 3 or min(*given.shape[:2], rate) < 1:
-        raise InputError("The audio is no sound: connect [batch, channels, samples] of at least 1 sample a second, not "
-                         f"{list(given.shape)} of {rate}")  # fmt: skip
-    waves = given[0].float().clamp(-1, 1)
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(waves.shape[0])
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        for part in waves.split(1 << 20, 1):
-            file.writeframes(part.mul(32767).round_().to(torch.int16).t().contiguous().cpu().numpy().tobytes())

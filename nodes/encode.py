@@ -16,7 +16,7 @@ from ..engine.archs import WORDS
 from ..engine.media import latent_note
 from ..engine.media.clips import Clip
 from ..engine.media.sound import read_sound
-from .conversion import CONVERTED, engine_vae, host_encode
+from .conversion import engine_vae, host_encode
 from .frames import CLIP_SIZE, VAE_NOTE, strange
 from .host import EngineVAE, io
 from .reports import Outcome
@@ -54,13 +54,12 @@ class Encode(io.ComfyNode):
         if fast is None:
             latent, outcome = host_encode(vae, pixels, wishes)
             made = {"samples": latent}
-            outcome.notes += notes
         else:
             clip = fast.layout.clip(pixels)
             padded, size = fast.layout.pad(clip), tuple(clip.shape[1:4])
             latent, outcome = fast.run_encode(padded, wishes.over(fast.settings))
-            outcome.notes += [*notes, CONVERTED] if fast is not vae else notes
             made = _latent(fast, latent, outcome, tuple(padded.shape[1:4]), size)
+        outcome.notes += notes
         return io.NodeOutput(made, outcome.text(), ui=outcome.ui())
 
 
@@ -101,7 +100,6 @@ class EncodeFromVideo(io.ComfyNode):
             done = Encode.execute(read, vae, **given)
             return io.NodeOutput(done[0], clip.fps, done[1], clip.sound(), ui=done.ui)
         latent, outcome = _encode(fast, clip, wishes.over(fast.settings))
-        outcome.notes += [CONVERTED] if fast is not vae else []
         return io.NodeOutput(latent, clip.fps, outcome.text(), clip.sound(), ui=outcome.ui())
 
 
@@ -117,7 +115,7 @@ def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str
         padded = vae.layout.padded(chain([first], given))
         with closing(vae.engine.encode_stream(padded, **run.options)) as latents:
             latent = vae.layout.samples(torch.cat(list(latents), 2))
-    outcome = Outcome(vae.engine.last_report, run.loaded)
+    outcome = Outcome(vae.engine.last_report, run.loaded, notes=[*vae.notes])
     made = _latent(vae, vae.given_back(latent), outcome, outcome.report.clip[1:], (clip.read, *first.shape[:2]))
     outcome.notes += clip.notes
     return made, outcome

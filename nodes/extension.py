@@ -21,9 +21,9 @@ from .decode import Decode, DecodeToVideo
 from .encode import Encode, EncodeFromVideo
 from .host import ComfyExtension, io
 from .loader import DemoClip, Loader, Optimize
-from .panel import TUNER, Question, answer
+from .panel import KNOWN, TUNER, Question, answer
 from .save import Save
-from .services import busy, machine, native_blend, server
+from .services import busy, forgets_files, machine, native_blend, server
 from .widgets import CATEGORY
 
 PLAN, TUNE = "/zerowaste_vae/plan", "/zerowaste_vae/tune"
@@ -39,6 +39,7 @@ class Extension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         # Not in on_load, which hosts before 0.3.65 never call.
         machine()  # sampled now, not at the first request
+        KNOWN.forgetful = forgets_files()
         if (routes := getattr(server(), "routes", None)) is not None:
             routes.get(PLAN)(plan)
             for method, handler in (("post", start_tuning), ("get", tuning), ("delete", end_tuning)):

@@ -14,11 +14,12 @@ import folder_paths
 import torch
 
 from ..engine import Checkpoint, InputError, demo_vae_path, log, read_checkpoint
-from ..engine.archs import by_file, detect
-from ..engine.checkpoints.convert import Conversion
+from ..engine.archs import Architecture, by_file, detect
+from ..engine.checkpoints import quantised
 from ..engine.checkpoints.quantize import PLAIN, TYPES
 from ..engine.checkpoints.reading import one_line
 from ..engine.loader import stored_groups
+from ..engine.planning.meta import meta_model
 from .panel import KNOWN
 
 #: Formats the engine reads; the host's own list leaves .gguf out and has pickled files, which are never opened.
@@ -135,10 +136,19 @@ def _learn(name: str, path: Path) -> None:
             shapes = {key: tuple(t.shape) for key, t in header.tensors.items()}
             config = architecture.config_of(shapes, header.metadata, stored_groups(header))
             KNOWN.learn(name, architecture.of(config), config)
-            codes = architecture.own is not None and any(t.dtype == torch.int8 for t in header.tensors.values())
-            KNOWN.learn_quantised(name, codes)
+            KNOWN.learn_quantised(name, *_quantised(header, architecture, config))
     except Exception as error:  # one strange file must not keep the others from being read
         log.debug(f"{name}: no plans before it is loaded ({error})")
+
+
+def _quantised(header: Checkpoint, architecture: Architecture, config: object) -> tuple[bool, bool]:
+    """Return (the file has int8 codes to multiply, only this pack's loader reads its codes)."""
+    if architecture.own is not None or not quantised(header.tensors):
+        codes = any(t.dtype == torch.int8 for t in header.tensors.values())
+        return codes and architecture.own is not None, False
+    values = {key: t.numel() for key, t in meta_model(architecture, config).state_dict().items()}
+    packed = any(values.get(key, t.numel()) != t.numel() for key, t in header.tensors.items())
+    return False, packed or KNOWN.forgetful
 
 
 def without_suffix(prefix: str) -> str:
@@ -179,12 +189,3 @@ def check_prefix(output: Path, prefix: str) -> None:
         raise InputError(f"filename_prefix={prefix!r} names no file: write a name, or folder/name")
     if folder not in target.parents:
         raise InputError(f"filename_prefix={prefix!r} leads out of the output folder: write a name, or folder/name")
-
-
-def describe(result: Conversion, checkpoint: Checkpoint, seconds: float) -> str:
-    """Return one line: file, type, size, that size relative to two bytes per value, time."""
-    share = result.bytes_written / (2 * sum(t.numel() for t in checkpoint.tensors.values()))
-    return (
-        f"{one_line(str(result.path))}: {result.type}, {result.bytes_written / 2**20:.1f} MiB, {share:.1%} of f16, "
-        f"written and read back in {seconds:.2f} s"
-    )

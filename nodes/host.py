@@ -73,6 +73,7 @@ class EngineVAE(comfy.sd.VAE):
         self.outline = Checkpoint(shapes, checkpoint.metadata)
         self.source, self.settings = source, settings
         self.decoder: dict[str, float] = {}  # see Direct
+        self.notes: list[str] = []  # on each of its runs
         config = engine.model.config
         self.name = name or f"{engine.arch} {config.decoder_widths or config.encoder_widths or ''}"
         KNOWN.learn(self.name, engine.architecture, config)
@@ -192,7 +193,8 @@ class EngineVAE(comfy.sd.VAE):
         rest = tuple(n % self.engine.architecture.spatial for n in clip.shape[2:4])
         with self.running("encode", size, settings.options(), rest, gpus=settings.gpus) as run:
             latent = self.engine.encode(clip, any_range=True, **run.options)
-        return self.given_back(self.layout.samples(latent)), Outcome(self.engine.last_report, run.loaded)
+        samples = self.given_back(self.layout.samples(latent))
+        return samples, Outcome(self.engine.last_report, run.loaded, notes=[*self.notes])
 
     def given_back(self, latent: Tensor) -> Tensor:
         """Return a latent on the device and in the type that the host wants."""
@@ -202,7 +204,8 @@ class EngineVAE(comfy.sd.VAE):
         """Return the outcome of a decode."""
         plan, engine = run.plans[-1], self.engine
         facts = plan_facts(plan, *size[:2], engine.architecture, engine.colours[1], OUTPUTS[run.options["output"]])
-        outcome = Outcome(engine.last_report, run.loaded, facts | self._facts(settings) | raised_facts(plan))
+        facts |= self._facts(settings) | raised_facts(plan)
+        outcome = Outcome(engine.last_report, run.loaded, facts, [*self.notes])
         if settings.tiling == "exact" and settings.tile and plan.parking is None:
             outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")
         return outcome

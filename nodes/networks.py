@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -55,6 +56,13 @@ def patched(patcher: object) -> Hashable:
     if any(getattr(patcher, name, None) for name in _PATCHES):
         return own, *sorted(map(str, getattr(patcher, "object_patches", ())))
     return None if left in (None, own) else left
+
+
+def file_of(vae: object) -> Path | None:
+    """Return the file that the host's own loader read a VAE from; None where it does not say (before 0.33)."""
+    made = getattr(getattr(vae, "patcher", None), "cached_patcher_init", None)
+    from_file = made and made[0].__name__ in ("load_vae_patcher", "load_checkpoint_vae_patcher")
+    return Path(made[1][0]) if from_file else None
 
 
 #: Attribute that nodes set on a host's network -> the decode option that it stands for.

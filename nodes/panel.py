@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import math
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -17,23 +16,15 @@ from ..engine.archs import Architecture, by_file, colours_of
 from ..engine.distributed.devices import resolve
 from ..engine.errors import Cancelled, ZeroWasteError
 from ..engine.kernels.cards import AUTO, CHOICES
-from ..engine.kernels.targets import target as target_of
-from ..engine.loader import NAMES, PRECISIONS, auto_precision
+from ..engine.loader import NAMES, PRECISIONS, named
 from ..engine.options import DEFAULTS, Options
 from ..engine.planning.budget import Machine
-from ..engine.planning.choice import Choices
-from ..engine.planning.cost import Rates
-from ..engine.planning.fusable import why_no_8_bit, why_off
 from ..engine.planning.fused_walk import FusedWalk
-from ..engine.planning.make import make_planner, mode_of, switched_off
-from ..engine.planning.plain_walk import Torch
+from ..engine.planning.make import without_weights
 from ..engine.planning.plan import Plan
-from ..engine.planning.planner import Planner
-from ..engine.precision.modes import MIXED, Mode
 from ..engine.request import NATIVE_BLENDS, OVERLAP, TILINGS, Request
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.system.memory import GIB
-from ..engine.system.orders import ORDERS
 from ..engine.tuning import kept
 from ..engine.tuning.tune import tune, why_not
 from .reports import labelled
@@ -101,14 +92,11 @@ def _value(name: str, text: str) -> str | float | int:
     if name not in LIMITS:
         raise InputError(f"{name[:40]!r} is not one of on, off, {', '.join((*_TEXTS, *_CHOICES, *LIMITS))}")
     most, least = LIMITS[name], 8 if name in ("width", "height") else 1 if name in ("frames", "batch") else 0
-    try:
-        # int() and float() also take underscores, signs, other scripts' digits and any length.
-        if len(text) > 24 or not text.isascii() or "_" in text:
-            raise ValueError
-        value = type(most)(text)
-    except ValueError:
-        raise InputError(f"{name}={text[:40]!r} is not a number") from None
-    if not math.isfinite(value) or not least <= value <= most:
+    # int() and float() also take underscores, other scripts' digits and any length.
+    if not re.fullmatch("[0-9]{1,12}" if isinstance(most, int) else "[0-9]{1,12}([.][0-9]{1,20})?", text):
+        raise InputError(f"{name}={text[:40]!r} is not a number")
+    value = type(most)(text)
+    if not least <= value <= most:
         raise InputError(f"{name}={text[:40]} is out of bounds: {least} to {most:g}")
     return value
 
@@ -120,6 +108,8 @@ class Known:
         self._most = most
         self._facts: OrderedDict[str, tuple[Architecture, object] | None] = OrderedDict()
         self.quantised: set[str] = set()
+        self.ours_only: set[str] = set()
+        self.forgetful = False  # VAEs of this host do not know the file they were read from
         self._lock = threading.Lock()
 
     def learn(self, name: str, architecture: Architecture | None, config: object) -> None:
@@ -139,9 +129,11 @@ class Known:
         with self._lock:
             return name in self._facts
 
-    def learn_quantised(self, name: str, quantised: bool) -> None:
-        """Store whether this file has int8 codes, which "auto" multiplies as they are on a GPU."""
-        (self.quantised.add if quantised else self.quantised.discard)(name)
+    def learn_quantised(self, name: str, quantised: bool, ours_only: bool = False) -> None:
+        """Store whether this file has int8 codes, which "auto" multiplies as they are on a GPU, and whether only this
+        pack's loader reads its codes right."""
+        for names, holds in ((self.quantised, quantised), (self.ours_only, ours_only)):
+            (names.add if holds else names.discard)(name)
 
 
 KNOWN = Known()
@@ -162,28 +154,6 @@ def _channels_of(model: str) -> int:
     return 0 if network is None else network[1].latent_channels * network[0].side ** 2
 
 
-@functools.lru_cache(maxsize=16)
-def _planner(
-    architecture: Architecture, config: object, asked: str, plain: str, device: torch.device, options: Options,
-    rates: Rates,
-) -> tuple[Planner, Choices, str, Mode]:
-    """Return a planner without weights, the choices of its kernels, why its fused kernels are off ("" where they are
-    on), and its computing mode. asked: the precision as the user named it; plain: that of the activations."""
-    dtype = PRECISIONS[plain]
-    here = architecture.name, config, dtype, device
-    switched = switched_off(options)
-    exact = why_no_8_bit(architecture.programs(config), dtype, switched or why_off(*here, True, False, options.kernels))
-    mode = mode_of(asked, plain, dtype, device, options, exact, architecture.own is not None)
-    off = switched or why_off(*here, mode.kind is not None, False, options.kernels)
-    planner = make_planner(
-        architecture, config, dtype, options, mode, lambda: off is None,
-        lambda: Torch.on(device, dtype, options.tf32), rates,
-    )
-    choices = Choices(planner.walk, device, mode, probe=False)
-    planner.walk.lacks = choices.lacks
-    return planner, choices, off or "", mode
-
-
 def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
     """Return the dry run that plans of a VAE in its default precision follow on a device, and why its fused kernels are
     off ("": they are on). Raises InputError for a VAE that no node has loaded, unless it is known by its name."""
@@ -191,8 +161,9 @@ def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
     if network is None:
         raise InputError(f"{model[:80] or 'this VAE'} is not known: run a workflow that loads it first")
     architecture, config = network
-    plain = auto_precision(device, architecture)
-    planner, _, off, _ = _planner(architecture, config, "auto", plain, device, DEFAULTS, kept.rates(device))
+    plain = named("auto", device, architecture, False)[1]
+    here = plain, PRECISIONS[plain], device
+    planner, _, off, _ = without_weights(architecture, config, "auto", *here, DEFAULTS, kept.rates(device))
     return planner.walk, off
 
 
@@ -211,13 +182,10 @@ def answer(
     devices = resolve(q.gpus, here)
     if here not in devices:
         raise InputError(f"ComfyUI runs this VAE on {here}: name that GPU too, or all")
-    asked = q.precision
-    if asked == "auto" and q.model in KNOWN.quantised and here.type == "cuda" and not ORDERS.precision:
-        asked = "int8"
-    precision = auto_precision(here, architecture) if asked == "auto" else asked
-    half_sums = precision == "fp16_fast" and target_of(here).half_accumulate
-    plain = architecture.activations(precision, half_sums) if precision in MIXED else precision
-    planner, choices, off, mode = _planner(architecture, config, asked, plain, here, q.options, kept.rates(here))
+    asked, plain = named(q.precision, here, architecture, q.model in KNOWN.quantised)
+    precision = plain if asked == "auto" else asked
+    chosen = asked, plain, PRECISIONS[plain], here, q.options
+    planner, choices, off, mode = without_weights(architecture, config, *chosen, kept.rates(here))
     if asked == "auto" and mode.half_accumulate:
         precision = "fp16_fast"
     target, source = machine.target(q.vram_gb, q.ram_gb)
@@ -233,7 +201,7 @@ def answer(
     facts = {
         "model": q.model, "assumed": not loaded, "assumed_as": "" if loaded else architecture.published.title,
         "precision": precision, "device": str(here), "gpus": len(devices), "target_gb": _gb(target),
-        "target_source": source, "kernels_off": off,
+        "target_source": source, "kernels_off": off, "ours_only": q.model in KNOWN.ours_only,
         "kernels": "" if off or (runs := choices.of("decoder")) is None else runs.words,
     }  # fmt: skip
     has, needs = q.channels or _channels_of(q.encoded_by), _channels_of(q.model)
@@ -319,10 +287,6 @@ class Tuner:
         """Stop the tuning as soon as the present layer is done."""
         self._cancel.set()
 
-    def wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-
     def _work(self, walk: Any, device: torch.device, busy: Callable[[], bool]) -> None:
         def cancel() -> bool:
             _check_queue(busy)
@@ -338,7 +302,7 @@ class Tuner:
             log.warn(f"tuning failed: {type(error).__name__}: {error}")
             state, text = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
         else:
-            _planner.cache_clear()  # plans know the link's rate from now on
+            without_weights.cache_clear()  # plans know the link's rate from now on
             ends = [f"kinds of layers tuned on this GPU: {len(tuning.schedules)}"]
             ends += [f"left as they were, for lack of time: {len(found.left)}"] if found.left else []
             ends += [f"schedules dropped: {len(found.dropped)}"] if found.dropped else []

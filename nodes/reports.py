@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..engine import InputError, PlanError
+from ..engine import PlanError
 
 if TYPE_CHECKING:
     from ..engine.report import Report
@@ -69,17 +68,3 @@ def fitting(operation: str) -> Iterator[None]:
         yield
     except PlanError as error:
         raise PlanError(f"This {operation} does not fit into its memory limit. {labelled(str(error))}") from error
-
-
-@contextmanager
-def needing_gguf(what: str) -> Iterator[None]:
-    """Wrap work on GGUF files: a missing gguf package becomes one line that says how to install it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name != "gguf":
-            raise
-        raise InputError(
-            f"{what}: the Python package gguf is missing. Install it with: "
-            f'"{sys.executable}" -m pip install "gguf>=0.13.0"'
-        ) from error

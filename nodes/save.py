@@ -8,10 +8,10 @@ from ..engine import Checkpoint, InputError
 from ..engine.archs import detect
 from ..engine.checkpoints import restore_shapes, save_checkpoint
 from . import files
-from .conversion import known, of_network
+from .conversion import known, weights_of
 from .host import EngineVAE, io
 from .networks import patched
-from .reports import needing_gguf, ui
+from .reports import ui
 from .services import Progress
 from .widgets import choice, report_output, schema, shared
 
@@ -49,9 +49,9 @@ class Save(io.ComfyNode):
         checkpoint = checkpoint_of(vae)
         path = files.output_file(filename_prefix, suffix)
         started = time.perf_counter()
-        with needing_gguf(path.name):
-            result = save_checkpoint(checkpoint, path, kind, progress=Progress())
-        report = files.without_folders(files.describe(result, checkpoint, time.perf_counter() - started))
+        result = save_checkpoint(checkpoint, path, kind, progress=Progress())
+        seconds = time.perf_counter() - started
+        report = files.without_folders("\n".join([*result.summary(), f"written and read back in {seconds:.2f} s"]))
         return io.NodeOutput(str(path), report, ui=ui(report))
 
 
@@ -67,7 +67,7 @@ def checkpoint_of(vae: object) -> Checkpoint:
     elif patched(getattr(vae, "patcher", None)) is not None:
         raise InputError("Another node has laid patches over this VAE's weights: save it with ComfyUI's own VAE Save")
     else:
-        checkpoint = of_network(vae.first_stage_model)
+        checkpoint = weights_of(vae)()
         shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
         config = detect(shapes).config_of(shapes, checkpoint.metadata)
     tensors = restore_shapes(checkpoint, shapes).tensors

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 import comfy.model_management as mm
+import comfy.sd
 import comfy.utils
 import torch
 from comfy.cli_args import LatentPreviewMethod, args
@@ -59,6 +60,11 @@ def bare(device: torch.device) -> Machine:
 def offload_device() -> torch.device:
     """Return the device that holds the weights of a VAE while it does not run."""
     return mm.vae_offload_device()
+
+
+def forgets_files() -> bool:
+    """Return True if VAEs of this host do not know the file they were read from."""
+    return not hasattr(comfy.sd, "load_vae_patcher")
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from .gguf_header import TensorInfo
+from .gguf_types import package
 from .reading import allocate, check_finite, failure, not_finite, read_into, read_tensor_bytes
 
 # Elements decoded per call, as one long row: the library's loop over groups of 16 rows costs up to 5x on 256-wide
@@ -30,9 +31,7 @@ def read_tensor(file: BinaryIO, info: TensorInfo, path: Path) -> torch.Tensor:
 
 
 def _decode_blocks(file: BinaryIO, info: TensorInfo, path: Path, what: str) -> torch.Tensor:
-    # Imported here: only quantised files need it, and a plain file should load without it.
-    from gguf import GGMLQuantizationType, quants
-
+    gguf = package()
     result = allocate(info.shape, torch.float32, path, what)
     flat = result.view(-1).numpy()
     buffer = np.empty(info.type.nbytes(min(CHUNK_ELEMENTS, flat.size)), dtype=np.uint8)
@@ -42,7 +41,7 @@ def _decode_blocks(file: BinaryIO, info: TensorInfo, path: Path, what: str) -> t
         read_into(file, info.offset + info.type.nbytes(start), memoryview(raw), path, what)
         try:
             with np.errstate(all="ignore"):  # hostile scales overflow
-                values = quants.dequantize(raw.reshape(1, -1), GGMLQuantizationType(info.type.id))[0]
+                values = gguf.quants.dequantize(raw.reshape(1, -1), gguf.GGMLQuantizationType(info.type.id))[0]
                 finite = np.isfinite(values.min()) and np.isfinite(values.max())  # both propagate NaN
         except NotImplementedError as error:
             cure = "update it (pip install -U gguf)"

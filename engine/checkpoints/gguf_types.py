@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
+
+from ..errors import InputError
 
 _PLAIN = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -33,13 +37,20 @@ class GGUFType:
         return count // self.block * self.block_bytes
 
 
+def package() -> ModuleType:
+    """Return the package gguf, which safetensors files load without. Raises InputError, with the command for it."""
+    try:
+        import gguf
+    except ModuleNotFoundError as error:
+        raise InputError("GGUF files need the Python package gguf, which is missing. Install it with: "
+                         f'"{sys.executable}" -m pip install "gguf>=0.13.0"') from error  # fmt: skip
+    return gguf
+
+
 @functools.cache
 def types() -> dict[int, GGUFType]:
     """Return the types by their ids."""
-    # Imported here: a safetensors file should load without it.
-    from gguf import GGML_QUANT_SIZES
-
-    known = (GGUFType(int(kind), kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items())
+    known = (GGUFType(int(kind), kind.name, *sizes) for kind, sizes in package().GGML_QUANT_SIZES.items())
     return {t.id: t for t in known if t.name not in _INTERMEDIATE}
 
 
@@ -50,9 +61,7 @@ def named(name: str) -> GGUFType:
 
 def refusal(type_id: int) -> str:
     """Return the reason why tensors of an unknown type cannot be read."""
-    from gguf import GGMLQuantizationType
-
-    name = next((kind.name for kind in GGMLQuantizationType if kind == type_id), None)
+    name = next((kind.name for kind in package().GGMLQuantizationType if kind == type_id), None)
     if name in _INTERMEDIATE:
         return f"{name} is an intermediate type without a decoder"
     return f"type {type_id} was removed from the format, or needs a newer gguf package (pip install -U gguf)"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import kquants
-from .gguf_types import GGUFType, named, types
+from .gguf_types import GGUFType, named, package, types
 
 # The choices of `convert --type`, in descending order of size.
 TYPES = (
@@ -80,7 +80,6 @@ def encode(tensor: Tensor, type_: GGUFType) -> Tensor:
 def _encode_blocks(values: np.ndarray, type_: GGUFType) -> np.ndarray:
     if type_.name in kquants.ENCODERS:
         return kquants.quantize(values, type_.name)
-    from gguf import GGMLQuantizationType, quants
-
+    gguf = package()
     with np.errstate(all="ignore"):  # 1 / 0 for all-zero blocks
-        return quants.quantize(values.reshape(1, -1), GGMLQuantizationType[type_.name])[0]
+        return gguf.quants.quantize(values.reshape(1, -1), gguf.GGMLQuantizationType[type_.name])[0]

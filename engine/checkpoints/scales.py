@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +28,11 @@ _PACKED = (
     ".weight.absmax", ".weight.quant_map", ".SCB", ".qweight", ".qzeros", ".wscales", ".weight._data", ".weight._scale",
     ".weight_packed", ".weight_s_rel", ".weight_s_channel", ".weight_zeros", ".weight_zero", ".weight_scale_2",
 )  # fmt: skip
+
+
+def quantised(names: Iterable[str]) -> bool:
+    """Return True if tensors of these names are scales of codes, or say how codes are stored."""
+    return any(name.rpartition(".")[2] in (*_WEIGHT_SCALES, _TOLD, "weight_s_rel") for name in names)
 
 
 def told_by(metadata: Mapping[str, object], names: Mapping[str, str]) -> dict[str, Mapping[str, object]]:

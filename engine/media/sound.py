@@ -1,12 +1,15 @@
-"""Read the sound of video files through PyAV."""
+"""Read the sound of video files through PyAV, and write WAV files."""
 
 from __future__ import annotations
 
+import wave
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 from torch import Tensor
+
+from ..errors import InputError
 
 
 def read_sound(source: str | Path | BinaryIO, begins: float = 0.0, lasts: float = 0.0) -> tuple[Tensor, int] | None:
@@ -46,3 +49,18 @@ def read_sound(source: str | Path | BinaryIO, begins: float = 0.0, lasts: float 
                 break
     sound = torch.cat(parts, 1) if parts else torch.empty(0, 0)
     return (sound, rate) if sound.numel() else None
+
+
+def write_sound(path: Path, sound: Tensor, rate: int) -> None:
+    """Write the first sound of a batch [batch, channels, samples] in -1..1 to a WAV file of 16-bit samples, `rate` of
+    them a second. Raises InputError on other shapes."""
+    if sound.ndim != 3 or min(*sound.shape[:2], rate) < 1:
+        raise InputError("The audio is no sound: connect [batch, channels, samples] of at least 1 sample a second, not "
+                         f"{list(sound.shape)} of {rate}")  # fmt: skip
+    waves = sound[0].float().clamp(-1, 1)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(waves.shape[0])
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        for part in waves.split(1 << 20, 1):
+            file.writeframes(part.mul(32767).round_().to(torch.int16).t().contiguous().cpu().numpy().tobytes())

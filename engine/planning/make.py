@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from ..precision.store import Store
 from ..system.orders import ORDERS
 from .choice import Choices
 from .cost import Rates
+from .fusable import why_no_8_bit, why_off
 from .fused_walk import FusedWalk
 from .meta import meta_model
 from .plain_walk import Torch
@@ -44,6 +46,27 @@ def make_planner(
             if getattr(model, half) is not None:
                 walk.use(half, mixed.policy(half))
     return Planner(walk, fused, how, mode.kind, waits)
+
+
+@functools.lru_cache(maxsize=16)
+def without_weights(
+    architecture: Architecture, config: Any, asked: str, plain: str, dtype: torch.dtype, device: torch.device,
+    options: Options, rates: Rates,
+) -> tuple[Planner, Choices, str, Mode]:  # fmt: skip
+    """Return a planner of a model that is not loaded, the choices of its kernels, why its fused kernels are off ("":
+    they are on), and its mode. Arguments: as for `make_planner` and `mode_of`."""
+    here = architecture.name, config, dtype, device
+    switched = switched_off(options)
+    exact = why_no_8_bit(architecture.programs(config), dtype, switched or why_off(*here, True, False, options.kernels))
+    mode = mode_of(asked, plain, dtype, device, options, exact, architecture.own is not None)
+    off = switched or why_off(*here, mode.kind is not None, False, options.kernels)
+    planner = make_planner(
+        architecture, config, dtype, options, mode, lambda: off is None,
+        lambda: Torch.on(device, dtype, options.tf32), rates,
+    )
+    choices = Choices(planner.walk, device, mode, probe=False)
+    planner.walk.lacks = choices.lacks
+    return planner, choices, off or "", mode
 
 
 def mode_of(

@@ -45,6 +45,7 @@ PYTHON = [
         folder_paths.get_folder_paths folder_paths.recursive_search"""),
     ("0.33.0", "VAEs run in the device context of torch", "comfy.model_management.cuda_device_context"),
     ("0.33.0", "frames are float32", "comfy.model_management.intermediate_dtype"),
+    ("0.33.0", "quantised files of most families need this pack's loader", "comfy.sd.load_vae_patcher"),
     ("0.33.0", "native tiles blend by the newest rule", "comfy.ldm.minimax.vae.MiniMaxH3VideoVAE"),
     ("0.33.0", "tile and overlap stand beside tiling, always", """comfy_api.latest.io.DynamicCombo
         comfy_api.latest.io.DynamicCombo.Input comfy_api.latest.io.DynamicCombo.Option"""),

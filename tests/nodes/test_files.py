@@ -6,12 +6,14 @@ import os
 import shutil
 import sys
 from datetime import datetime
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from zerowaste_vae.engine import Checkpoint, InputError, load, read_checkpoint
+from zerowaste_vae.engine.archs import seedvr2
+from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.checkpoints import save_checkpoint
 
 # ComfyUI's, which these tests need nothing of.
@@ -23,7 +25,6 @@ from zerowaste_vae.nodes.files import (  # noqa: E402
     SAVE_TYPES,
     check_prefix,
     dated,
-    describe,
     without_suffix,
 )
 
@@ -68,15 +69,6 @@ def test_links_lead_nowhere_else(tmp_path):
     check_prefix(tmp_path / "output", "link/output/name")
 
 
-def test_report_gives_size_and_share_of_f16(tmp_path):
-    """2^20 values in q8_0: 34 bytes per 32 of them instead of 64."""
-    weight = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(0)).half()
-    checkpoint = Checkpoint({"layer.weight": weight})
-    result = save_checkpoint(checkpoint, tmp_path / "x.gguf", "q8_0")
-    line = describe(result, checkpoint, 1.234)
-    assert line == f"{Path(tmp_path, 'x.gguf')}: q8_0, 1.1 MiB, 53.1% of f16, written and read back in 1.23 s"
-
-
 def test_days_and_times_are_filled_in():
     """As the frontend does for ComfyUI's own nodes; what is no %date:...% is the host's, or stands for itself."""
     now = datetime(2026, 3, 7, 4, 5, 9)
@@ -93,14 +85,23 @@ def test_names_of_files(tmp_path):
             check_prefix(tmp_path, name)
 
 
-def test_headers_say_which_files_have_int8_codes(tmp_path, shared, monkeypatch):
-    """An overwritten file is read anew."""
+def test_headers_say_which_files_have_codes(tmp_path, shared, monkeypatch):
+    """Int8 that products multiply; those that the host's loader does not follow. An overwritten file is read anew."""
     learnt = {}
     monkeypatch.setattr(files.KNOWN, "learn", lambda name, network, _: learnt.update(network=network.name))
-    monkeypatch.setattr(files.KNOWN, "learn_quantised", lambda name, quantised: learnt.update({name: quantised}))
+    monkeypatch.setattr(files.KNOWN, "learn_quantised", lambda name, *holds: learnt.update({name: holds}))
     path, golden = tmp_path / "vae.safetensors", shared / "golden"
+    layer = "decoder.mid_block.attentions.0.to_q"
+    tensors = random_checkpoint(seedvr2.Config(None, (16, 16, 16, 16), norm_groups=4)).tensors
+    for number, forgetful, columns in ((7, False, 16), (8, True, 16), (9, False, 8)):  # the last one in 4 bit
+        codes = {f"{layer}.weight": torch.zeros(16, columns, dtype=torch.int8), f"{layer}.weight_scale": torch.ones(16)}
+        save_file(tensors | codes, path, {"norm_num_groups": "4"})
+        os.utime(path, ns=(number, number))
+        monkeypatch.setattr(files.KNOWN, "forgetful", forgetful)
+        files._learn("vae", path)
+        assert learnt == {"network": "seedvr2", "vae": (False, forgetful or columns == 8)}
     for number, (source, expected) in enumerate([
-        ("minimax_h3_int8/narrow", True), ("minimax_h3/minimax_h3", False),
+        ("minimax_h3_int8/narrow", (True, False)), ("minimax_h3/minimax_h3", (False, False)),
     ]):  # fmt: skip
         shutil.copyfile(golden / f"{source}.weights.safetensors", path)
         os.utime(path, ns=(number, number))

@@ -48,7 +48,7 @@ def test_it_goes_and_ends():
     with pytest.raises(InputError, match="under way already"):
         one.start("b.safetensors", idle, GPU)
     go.set()
-    one.wait()
+    one._thread.join()
     assert seen == [("a.safetensors", GPU, False)]
     assert one.state()["state"] == "done"
     ends = ["kinds of layers tuned on this GPU: 2", "left as they were, for lack of time: 1", "schedules dropped: 2"]
@@ -66,10 +66,10 @@ def test_cancel_and_begin_again():
     one = tuner(run)
     one.start("first", idle, GPU)
     one.cancel()
-    one.wait()
+    one._thread.join()
     assert one.state()["state"] == "cancelled"
     one.start("second", idle, GPU)
-    one.wait()
+    one._thread.join()
     assert one.state()["state"] == "done"
 
 
@@ -84,7 +84,7 @@ def test_a_workflow_that_begins_ends_it():
 
     one = tuner(run)
     one.start("a", queue.is_set, GPU)
-    one.wait()
+    one._thread.join()
     assert one.state()["state"] == "failed"
     assert one.state()["text"] == "a workflow is running: tune when the queue is empty"
 
@@ -96,7 +96,7 @@ def test_what_fails_says_so_in_a_line(error):
 
     one = tuner(run)
     one.start("a", idle, GPU)
-    one.wait()
+    one._thread.join()
     assert one.state()["state"] == "failed" and one.state()["text"].endswith("no room")
 
 

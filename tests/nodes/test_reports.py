@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from zerowaste_vae.engine import InputError, PlanError
 from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.planning.fusable import half_not_fused
 from zerowaste_vae.engine.precision.modes import PRECISIONS
-from zerowaste_vae.nodes.reports import counted, fitting, labelled, needing_gguf
+from zerowaste_vae.nodes.reports import counted, fitting, labelled
 from zerowaste_vae.nodes.settings import from_widgets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,17 +41,6 @@ def test_what_does_not_fit_says_so_first():
     first = r"^This encode does not fit into its memory limit\. raise VRAM limit"
     with pytest.raises(PlanError, match=first), fitting("encode"):
         raise PlanError("raise vram_gb")
-
-
-def test_a_missing_gguf_package_is_one_line_with_the_command():
-    with pytest.raises(InputError) as said, needing_gguf("x.gguf"):
-        raise ModuleNotFoundError("No module named 'gguf'", name="gguf")
-    assert str(said.value) == (
-        f'x.gguf: the Python package gguf is missing. Install it with: "{sys.executable}" -m pip install "gguf>=0.13.0"'
-    )
-    # Another missing module is a bug of its own.
-    with pytest.raises(ModuleNotFoundError), needing_gguf("x.gguf"):
-        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
 
 
 @pytest.mark.parametrize("tiling", ["everything", "", {"tiling": "Auto"}])

@@ -4,7 +4,7 @@ import { addLine, el, Sheet } from "./dom.js";
 import { outlook, result } from "./details.js";
 import { forgetRun, onRuns, reportOf, runOf } from "./runs.js";
 import { forgetAssumed, planFor } from "./plans.js";
-import { question, traceSize, vaeFile, wished } from "./question.js";
+import { question, readByUs, traceSize, vaeFile, wished } from "./question.js";
 import { gb, perFrame, said, t } from "./strings.js";
 
 // Milliseconds between two looks at all the nodes, whichever way and renderer they were changed in.
@@ -103,6 +103,7 @@ class Panel {
     if (error !== undefined) return { text: said(error) || t("unreachable"), mood: error ? "bad" : "quiet" };
     if (!plan) return { text: t("planning"), mood: "quiet" };
     if (plan.unknown) return { text: t(plan.host ? "host_network" : "why_no_vae"), mood: "quiet" };
+    if (this.needsOurLoader) return { text: t("ours_only"), mood: "bad" };
     if (plan.needs_channels) return { text: t("channels", { has: plan.channels, needs: plan.needs_channels }), mood: "bad" };
     if (!plan.fits) return { text: t("fits_not", { target: gb(plan.target_gb) }), mood: "bad" };
     if (this.streams && (plan.still || plan.batch > 1)) return { text: t("no_video"), mood: "bad" };
@@ -111,12 +112,17 @@ class Panel {
     return { text: t(key, { ...numbers, n: plan.gpus, all: gb(plan.predicted_gb) }), mood: mood(plan, plan.precision) };
   }
 
+  get needsOurLoader() {
+    return Boolean(this.answer?.plan?.ours_only) && !readByUs(this.node);
+  }
+
   details() {
     const { plan, error } = this.answer ?? {};
     const facts = this.plans && !this.streams ? this.report?.plan_facts : null;
     const compare = facts ? comparison(this.node, facts, () => this.sheet.open && this.sheet.refresh()) : { result: [], button: [] };
     const parts = [...compare.result];
-    if (plan && !plan.unknown) parts.push(section(t("before"), outlook(plan, this.asked.source, this.streams)));
+    if (this.needsOurLoader) parts.push(section(t("before"), [el("div", { class: "zerowaste-line" }, t("help_ours_only"))]));
+    else if (plan && !plan.unknown) parts.push(section(t("before"), outlook(plan, this.asked.source, this.streams)));
     else if (this.plans && !this.report) {
       const why = said(error ?? "") || (this.asked.why ? t(`help_${this.asked.why}`) : plan?.host ? t("help_host_network") : this.say().text);
       parts.push(section(t("before"), [el("div", { class: "zerowaste-line" }, why)]));

@@ -202,6 +202,11 @@ export function vaeFile(node) {
   return typeof file === "string" && file ? file : undefined;
 }
 
+/** Whether this pack's own loader reads the file. */
+export function readByUs(node) {
+  return vaeChain(node).at(-1).comfyClass === "ZeroWasteVAELoader";
+}
+
 /** All that a run of a node is asked for, as a text to compare. */
 export function wished(node) {
   const size = ["samples", "pixels", "video"].map((name) => traceSize(node, name));

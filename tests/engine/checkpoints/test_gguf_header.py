@@ -10,8 +10,8 @@ import sys
 
 import pytest
 import torch
-from zerowaste_vae.engine.checkpoints import read_checkpoint
-from zerowaste_vae.engine.errors import CheckpointError
+from zerowaste_vae.engine.checkpoints import gguf_types, read_checkpoint
+from zerowaste_vae.engine.errors import CheckpointError, InputError
 
 VALUES = [i / 2 - 4 for i in range(16)]
 DATA = struct.pack("<16f", *VALUES)
@@ -201,8 +201,8 @@ def test_metadata_become_python_values(craft, save):
 # Runs in a fresh process: a hang ends by the timeout, and its peak memory is the files' own.
 SHARED_CASES = """
 import sys, torch
-from zerowaste_vae.engine.checkpoints import read_checkpoint
-from zerowaste_vae.engine.errors import CheckpointError
+from zerowaste_vae.engine.checkpoints import gguf_types, read_checkpoint
+from zerowaste_vae.engine.errors import CheckpointError, InputError
 def peak():  # KiB
     return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmHWM"))
 before = peak()
@@ -234,3 +234,12 @@ def test_shared_hostile_files(shared, tmp_path):
     assert out.returncode == 0, out.stderr
     got = dict(zip(module.cases, out.stdout.split(), strict=True))
     assert got == {name: "accept" if name in accept else "reject" for name in module.cases}
+
+
+def test_a_missing_gguf_package_is_one_line_with_the_command(monkeypatch):
+    gguf_types.types.cache_clear()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(InputError) as said:
+        gguf_types.types()
+    cure = f'"{sys.executable}" -m pip install "gguf>=0.13.0"'
+    assert str(said.value) == f"GGUF files need the Python package gguf, which is missing. Install it with: {cure}"

@@ -9,8 +9,9 @@ import av
 import numpy as np
 import pytest
 import torch
+from zerowaste_vae.engine.errors import InputError
 from zerowaste_vae.engine.media.mp4 import write_mp4
-from zerowaste_vae.engine.media.sound import read_sound
+from zerowaste_vae.engine.media.sound import read_sound, write_sound
 
 RATE = 8000
 
@@ -51,3 +52,15 @@ def test_files_and_parts_without_sound(tmp_path):
     assert read_sound(tmp_path / "ramp.mkv", 5.0) is None
     write_mp4(tmp_path / "silent.mp4", torch.zeros(3, 16, 16, 3), 8)
     assert read_sound(tmp_path / "silent.mp4") is None
+
+
+def test_sound_is_written_and_read_back(tmp_path):
+    """The first of a batch, louder than 1 cut off; what is no sound is refused."""
+    given = torch.stack([torch.linspace(-2, 2, 4001).expand(2, -1), torch.zeros(2, 4001)])
+    write_sound(tmp_path / "a.wav", given, RATE)
+    sound, rate = read_sound(tmp_path / "a.wav")
+    assert rate == RATE and (sound - given[0].clamp(-1, 1)).abs().max() < 2 / 32768
+    for wrong, rate in ((given[0], RATE), (given[:0], RATE), (given, 0)):
+        with pytest.raises(InputError, match="is no sound"):
+            write_sound(tmp_path / "b.wav", wrong, rate)
+    assert not (tmp_path / "b.wav").exists()
