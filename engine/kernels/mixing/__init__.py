@@ -1,5 +1,6 @@
-"""Passes over a picture between products: norms over channels, and a depthwise convolution with its sums."""
+"""Passes over a picture between products: norms over channels, a depthwise convolution with its sums, gates made of
+these, and windows."""
 
-from .dispatch import blocks, layer_normed, mixed
+from .dispatch import blocks, gates, layer_normed, mixed, unwindowed, windowed
 
-__all__ = ["blocks", "layer_normed", "mixed"]
+__all__ = ["blocks", "gates", "layer_normed", "mixed", "unwindowed", "windowed"]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.conv3d import Partials
-from ...kernels.mixing import blocks, layer_normed, mixed
+from ...kernels.mixing import blocks, gates, layer_normed, mixed
 from ...options import Options
 from ...precision.forms import Operands
 from ...runtime.context import ExecutionContext
@@ -111,8 +111,9 @@ def matrix(layer: nn.Module, dtype: torch.dtype, gate: Tensor | float = 1.0) -> 
 
 @dataclass(frozen=True)
 class Packed:
-    """Weights of a block. norm1, norm2: (weight, bias), float32. taps: float32 [9, C], with `taps_bias`. gate: float32,
-    of the means. second: float32, as its weight is multiplied by each picture's gates."""
+    """Weights of a block. norm1, norm2: (weight, bias), float32. taps: float32 [9, C], with `taps_bias`. gate: float32
+    [C, C] and [C], of the means. second: float32 [C, C], as its weight is multiplied by each picture's gates, with its
+    bias. last_bias: float32, of `down`, which is added to the stream before the product is."""
 
     norm1: Matrix
     first: Matrix
@@ -122,7 +123,8 @@ class Packed:
     second: Matrix
     norm2: Matrix
     up: Matrix
-    down: Matrix
+    down: Tensor
+    last_bias: Tensor
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,9 @@ class Mix(Step):
         gate, gate_bias = matrix(block.ca[1], torch.float32)
         return Packed(
             (scale1, shift1), matrix(block.conv1, dtype),
-            block.conv2.weight.float().flatten(1).t().contiguous(), block.conv2.bias.float(), (gate, gate_bias),
-            (weight, bias.to(dtype)), (scale2, shift2), matrix(block.conv4, dtype), matrix(block.conv5, dtype, gate2),
+            block.conv2.weight.float().flatten(1).t().contiguous(), block.conv2.bias.float(),
+            (gate.t().contiguous(), gate_bias), (weight.t().contiguous(), bias.to(dtype)), (scale2, shift2),
+            matrix(block.conv4, dtype), matrix(block.conv5, dtype, gate2)[0], block.conv5.bias.float() * gate2,
         )  # fmt: skip
 
     def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
@@ -187,15 +190,12 @@ class Mix(Step):
                 run.attempt(layer_normed, stream, *p.norm1, EPS, normed)
                 product(normed, p.first, made)
                 run.attempt(mixed, made.view(h, w, c), p.taps, p.taps_bias, normed.view(h, w, c), parts)
-                means = run.attempt(torch.sum, parts, 0).div_(n)
-                gates = run.attempt(torch.addmv, p.gate[1], p.gate[0].t(), means).sigmoid_()
-                torch.mul(p.second[0], gates[:, None], out=scaled.t())  # in the order that it lies in
+                run.attempt(gates, run.attempt(torch.sum, parts, 0), n, *p.gate, p.second[0], scaled)
                 product(normed, (scaled.t(), p.second[1]), made)
-                run.attempt(layer_normed, stream, *p.norm2, EPS, normed, more=made)
+                run.attempt(layer_normed, stream, *p.norm2, EPS, normed, more=(made, p.last_bias))
                 product(normed, p.up, wide)
                 torch.ops.aten.gelu_(wide)
-                product(wide, p.down, made)
-                stream.add_(made)
+                run.attempt(stream.addmm_, wide, p.down)
         return x, None
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:

@@ -10,27 +10,14 @@ from torch import Tensor, nn
 
 from ...kernels.attention import attention, scratch_bytes
 from ...kernels.conv3d import Partials
+from ...kernels.mixing import unwindowed, windowed
+from ...kernels.mixing.reference import places_in, windows_of
 from ...kernels.norm_act import Store, norm_act, statistics
 from ...runtime.context import ExecutionContext
 from ...runtime.weights import Attention as Packed
 from ..state import State
 from ..values import CAUSAL, Size, Style, Work
 from .attention import Attention, SplitAttention
-
-
-def windows_of(height: int, width: int, window: int, device: torch.device | None = None) -> Tensor:
-    """Return the positions of a picture, row by row, that its windows hold: int64 [windows, window^2]. Windows start at
-    the top left; where one goes beyond the picture, it holds the nearest position again."""
-    rows, columns = (torch.arange(-(-n // window) * window, device=device).clamp_max_(n - 1).view(-1, window)
-                     for n in (height, width))  # fmt: skip
-    return (rows[:, None, :, None] * width + columns[None, :, None, :]).flatten(2).flatten(0, 1)
-
-
-def places_in(height: int, width: int, window: int, device: torch.device | None = None) -> Tensor:
-    """Return where the windows of `windows_of`, flattened, hold each position of the picture: int64 [H * W]."""
-    rows, columns = (torch.arange(n, device=device) for n in (height, width))
-    whole = (rows // window)[:, None] * -(-width // window) + columns // window
-    return (whole * window**2 + (rows % window)[:, None] * window + columns % window).flatten()
 
 
 class InWindows(SplitAttention):
@@ -71,26 +58,24 @@ class WindowAttention(Attention):
         count = -(-h // self.window) * -(-w // self.window)
         with run.arena.scope():
             tokens = run.take(1, h, w, c)
-            flat, q, k, v = (run.take(count * size, c) for _ in range(4))
+            flat, qkv = run.take(count * size, c), run.take(3, count * size, c)
             need = scratch_bytes(size, run.dtype.itemsize, c) if packed.flash else 0
             scratch = run.arena.take((need,), torch.uint8)
             if run.dry:
                 return x, None
-            at, back = windows_of(h, w, self.window, x.device).flatten(), places_in(h, w, self.window, x.device)
             coefs = run.coefficients_of(x, packed.norm, sums)
             for i, picture in enumerate(x):
                 options = {"border": 0, "store": Store(silu=False), "coefs": coefs[i : i + 1], "health": run.health}
                 run.attempt(norm_act, x[i : i + 1], packed.norm, tokens, **options)
-                run.attempt(torch.index_select, tokens.view(h * w, c), 0, at, out=flat)
-                for (weight, bias), out in zip((packed.q, packed.k, packed.v), (q, k, v), strict=True):
+                run.attempt(windowed, tokens[0], self.window, flat)
+                for (weight, bias), out in zip((packed.q, packed.k, packed.v), qkv, strict=True):
                     run.attempt(torch.addmm, bias, flat, weight, out=out)
-                    run.inspect(out)  # a softmax gives -Inf no weight
-                parts = (t.view(count, size, c) for t in (q, k, v))
+                run.inspect(qkv)  # a softmax gives -Inf no weight
+                parts = qkv.view(3, count, size, c)
                 backend = "auto" if packed.flash else "reference"
-                mixed = run.attempt(attention, *parts, out=q.view(count, size, c), scratch=scratch, backend=backend)
+                mixed = run.attempt(attention, *parts, out=parts[0], scratch=scratch, backend=backend)
                 run.attempt(torch.addmm, packed.out[1], mixed.view(-1, c), packed.out[0], out=flat)
-                run.attempt(torch.index_select, flat, 0, back, out=tokens.view(h * w, c))
-                picture.add_(tokens[0])
+                run.attempt(unwindowed, flat, self.window, picture)
         return x, run.attempt(statistics, x, packed.norm.groups)
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:

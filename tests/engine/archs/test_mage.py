@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import load
 from zerowaste_vae.engine.archs import by_file, detect, latent_space, mage, renamed
-from zerowaste_vae.engine.network.ops.windows import places_in, windows_of
+from zerowaste_vae.engine.kernels.mixing.reference import places_in, windows_of
 from zerowaste_vae.engine.options import DEFAULTS
 
 from .originals import close

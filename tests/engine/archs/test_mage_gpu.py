@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae.engine.kernels import patch_pixels
-from zerowaste_vae.engine.kernels.mixing import blocks, layer_normed, mixed
+from zerowaste_vae.engine.kernels.mixing import blocks, gates, layer_normed, mixed, unwindowed, windowed
 from zerowaste_vae.engine.kernels.patch_pixels import reference
 from zerowaste_vae.engine.kernels.to_pixels import RAW
 from zerowaste_vae.engine.network.steps import Steps
@@ -90,10 +90,10 @@ def test_kernels_agree_with_their_references(precision, dtype, bound):
         return torch.randn(*shape, generator=g, device="cuda").to(kind)
 
     wide = torch.float32
-    x, more, weight, bias = draw(70, 768)[:, 384:], draw(70, 384), draw(384, kind=wide), draw(384, kind=wide)
+    x, more, (weight, bias, later) = draw(70, 768)[:, 384:], draw(70, 384), draw(3, 384, kind=wide)
     made = [(x.clone(), torch.empty(70, 384, device="cuda", dtype=dtype)) for _ in range(2)]
     for (stream, out), backend in zip(made, ("triton", "reference"), strict=True):
-        layer_normed(stream, weight, bias, 1e-6, out, more=more, backend=backend)
+        layer_normed(stream, weight, bias, 1e-6, out, more=(more, later), backend=backend)
     assert torch.equal(made[0][0], made[1][0])
     torch.testing.assert_close(made[0][1], made[1][1], rtol=bound, atol=bound)
     picture, taps = draw(19, 45, 384), draw(9, 384, kind=wide) / 3
@@ -102,6 +102,17 @@ def test_kernels_agree_with_their_references(precision, dtype, bound):
         mixed(picture, taps, bias, out, sums, backend=backend)
     torch.testing.assert_close(pairs[0][0], pairs[1][0], rtol=bound, atol=bound)
     torch.testing.assert_close(pairs[0][1], pairs[1][1], rtol=1e-4, atol=1e-3)
+    matrices = draw(384, 384, kind=wide) / 20, draw(384, 384, kind=wide)
+    scaled = [torch.empty(384, 384, device="cuda", dtype=dtype) for _ in range(2)]
+    windows, totals = [torch.empty(6 * 1024, 384, device="cuda", dtype=dtype) for _ in range(2)], []
+    spread = draw(45, 70, 384)
+    for out, flat, backend in zip(scaled, windows, ("triton", "reference"), strict=True):
+        gates(pairs[0][1].sum(0), 19 * 45, matrices[0], bias, matrices[1], out, backend=backend)
+        windowed(spread, 32, flat, backend=backend)
+        totals.append(spread.clone())
+        unwindowed(flat, 32, totals[-1], backend=backend)
+    torch.testing.assert_close(*scaled, rtol=bound, atol=bound)
+    assert torch.equal(*windows) and torch.equal(*totals)
     vae.decode(torch.zeros(1, 128, 1, 2, 2))
     network = vae._fused.decoder().stages[-1][-1].packed
     features, outs = draw(1, 9, 11, 768), [torch.empty(1, 144, 176, 3, device="cuda") for _ in range(2)]

@@ -312,9 +312,13 @@ def mixing_calls():
         for c, rows in ((width, meta(4096, 2 * width, dtype=BF16)[:, width:]), (768, meta(4096, 768, dtype=BF16))):
             flat = meta(4096, c, dtype=BF16)
             mixing.layer_normed(rows, meta(c), meta(c), 1e-6, flat)
-            mixing.layer_normed(rows, meta(c), meta(c), 1e-6, flat, more=flat)
+            mixing.layer_normed(rows, meta(c), meta(c), 1e-6, flat, more=(flat, meta(c)))
+            mixing.gates(meta(c), 4096, meta(c, c), meta(c), meta(c, c), meta(c, c, dtype=BF16))
             mixing.mixed(meta(64, 64, c, dtype=BF16), meta(9, c), meta(c), meta(64, 64, c, dtype=BF16), meta(128, c))
         mixing.layer_normed(meta(4096, width, dtype=BF16), vector, vector, 1e-6, meta(4096, width))
+        picture, flat = meta(64, 64, width, dtype=BF16), meta(4096, width, dtype=BF16)
+        mixing.windowed(picture, 32, flat)
+        mixing.unwindowed(flat, 32, picture)
     return calls
 
 
