@@ -76,7 +76,7 @@ def decode(
 
     samples = functools.partial(decoder_samples, z)
     plan = _planning(core, "decoder", lambda: (last - first, h, w), request, (0, 0), samples, guard.tick.check, made,
-                     policy)  # fmt: skip
+                     policy, drawn=seed is None)  # fmt: skip
     with closing(_survive(core, report, guard, request, plan, attempt, on_plan)) as steps:
         for _ in steps:
             yield from results.ready()
@@ -140,15 +140,16 @@ def encoder_samples(video: TensorVideo | StreamVideo, vae: Core, device: torch.d
 def _planning(
     core: Core, half: str, size: Callable[[], tuple[int, int, int]], request: Request, rest: tuple[int, int],
     samples: Callable[..., list[Tensor]], check: Callable[[], None], made: Plan | None, policy: Policy | None,
+    drawn: bool = True,
 ) -> Callable[[Core, int], Plan]:  # fmt: skip
     """Return plan(vae, below), which settles the operands by `samples` of the clip and then calls `Core._plan`. `made`
-    is for the first attempt, if the VAE and the operands are those it was planned with."""
+    is for the first attempt, if the VAE and the operands are those it was planned with. drawn: as of `Planner.plan`."""
 
     def plan(vae: Core, below: int) -> Plan:
         nonlocal made
         kept, made = made, None
         changed = not below and vae._settle(half, lambda *there: samples(vae, *there), policy)
-        again = functools.partial(vae._plan, half, size(), request, rest, below, check)
+        again = functools.partial(vae._plan, half, size(), request, rest, below, check, drawn)
         try:
             return again(None if changed or vae is not core else kept)
         except PlanError:

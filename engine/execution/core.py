@@ -253,18 +253,18 @@ class Core(Rescue):
 
     def _plan(
         self, half: str, size: tuple[int, int, int], request: Request, rest: tuple[int, int] = (0, 0), below: int = 0,
-        check: Callable[[], None] = no_check, made: Plan | None = None,
+        check: Callable[[], None] = no_check, drawn: bool = True, made: Plan | None = None,
     ) -> Plan:
-        """Return a plan. size, rest, check: as for `Planner.plan`. below: take the first plan whose peak is less than
-        so many bytes, whatever is free; 0: the one for the free memory. made: a plan for the same clip, kept where it
-        still fits."""
+        """Return a plan. size, rest, check, drawn: as for `Planner.plan`. below: take the first plan whose peak is less
+        than so many bytes, whatever is free; 0: the one for the free memory. made: a plan for the same clip, kept where
+        it still fits."""
         self.planner.walk.rates = kept.rates(self.device)
         beside, limits = self._packed(other_half(half)), self._limits(half, request)
         if below:
             limits = limits.below(below - beside)
         elif made is not None and limits.hold(made):
             return made.with_beside(beside)
-        return self.planner.plan(half, size, request, limits, rest, check).with_beside(beside)
+        return self.planner.plan(half, size, request, limits, rest, check, drawn).with_beside(beside)
 
     def _limits(self, half: str, request: Request) -> Limits:
         """Return the limits of a run that starts now."""

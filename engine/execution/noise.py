@@ -42,6 +42,10 @@ class Noisy:
         return _noisy(self._latents[place], self._share, self._seed, clip, frames.indices(self.shape[2])[0])
 
 
+#: Frames of noise that are copied to host memory at once.
+PART = 8
+
+
 class FrameNoise:
     """The noise that a decoder begins with, frame by frame of a whole clip, the same for every clip of a batch.
 
@@ -66,7 +70,9 @@ class FrameNoise:
             shape = clips, frames, 3, height, width
             locked = staging(shape, dtype) if device.type == "cuda" else None
             self._drawn = torch.empty(shape, dtype=dtype) if locked is None else locked
-            self._drawn.copy_(made.transpose(1, 2))
+            for ours, theirs in zip(self._drawn, made, strict=True):  # in parts: each is laid out anew on the device
+                for a in range(0, frames, PART):
+                    ours[a : a + PART].copy_(theirs[:, a : a + PART].transpose(0, 1))
 
     def __call__(self, frame: int, clip: int = 0) -> Tensor:
         """Return a frame's noise from the corner on, [3, H, W], on the device."""

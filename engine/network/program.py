@@ -64,6 +64,8 @@ class Step:
     waits: bool = False
     #: Eager execution launches kernels of ours.
     launches: ClassVar[bool] = False
+    #: Numbers of passes in which eager execution can take a clip, from most memory to least. With more: `parked`.
+    passes: ClassVar[tuple[int, ...]] = (1,)
     #: It is the last one, and gives results one after the other (`each`), although one input may bring many.
     lazy: ClassVar[bool] = False
     #: It begins with noise, as many values as there are pixels, which `State.noise` gives it.
@@ -90,9 +92,9 @@ class Step:
         """Yield the results of `plain` in parts."""
         yield self.plain(part, x, state)
 
-    def memory(self, height: int, width: int, itemsize: int) -> int | None:
+    def memory(self, height: int, width: int, itemsize: int, passes: int = 1) -> int | None:
         """Return the most bytes that eager execution takes for frames of this size, if the step knows them: however
-        long the clip is. None: a dry run finds them."""
+        long the clip is, in so many passes. None: a dry run finds them."""
         return None
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Any:

@@ -42,6 +42,9 @@ class State:
         self.constants: dict[str, Any] = {}
         #: Returns the noise of a frame of the clip or tile, at least [3, H, W], for decoders that begin with noise.
         self.noise: Callable[[int], torch.Tensor] | None = None
+        #: Passes in which a clip goes through a decoder that can take several, and what such passes call meanwhile.
+        self.passes: int = 1
+        self.check: Callable[[], None] = lambda: None
         #: The next call is the clip's last: convolutions that look ahead see its last frame repeated.
         self.ending = False
         #: Where each step begins, for a later part of a clip; None: at the clip's start.

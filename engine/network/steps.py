@@ -28,12 +28,14 @@ class Steps:
     """Latents per chunk, and frames per call at the highest resolutions; 0 for all.
 
     lead: latents of a clip's first chunk; 0 for as many as the others have. pieces: a chunk is a clip, and `frames` of
-    its results are counted at a time, as often as it has latents."""
+    its results are counted at a time, as often as it has latents. passes: of a clip through the network, between which
+    frames wait in host memory."""
 
     latents: int = 0
     frames: int = 0
     lead: int = 0
     pieces: bool = False
+    passes: int = 1
 
     @property
     def unit(self) -> int:

@@ -77,7 +77,7 @@ def decode_frames(
     """Yield, for each chunk of features of the whole frame or of one tile, an iterator of its frames [B, 3, f, H, W];
     each iterator must be exhausted before the next chunk."""
     state = State(seed, place)
-    state.noise = noise
+    state.noise, state.passes, state.check = noise, steps.passes, check
     for chunk in _until_the_end(decoder, features, state):
         yield _frames(decoder, chunk, steps, check, parts, state)
 

@@ -31,3 +31,6 @@ class Ask:
     option: str = "vram_gb"
     #: How a self-tiling network's decode blends its tiles (`request.NATIVE_BLENDS`).
     blend: str = "separate"
+    #: The noise of the whole clip is drawn at once, and waits in host memory; cpu: as of `Limits`.
+    drawn: bool = True
+    cpu: bool = False

@@ -28,13 +28,15 @@ class Limits:
 
     target: bytes on the device, weights included; None: no limit. room: bytes up to which "auto" may raise the target;
     None: it may not. host: bytes of histories parked in host memory; None: no limit, 0: no parking, as on a CPU.
-    option: name of the option that raises the target, for refusals.
+    option: name of the option that raises the target, for refusals. cpu: the device is the CPU, so that what waits in
+    host memory takes of the target, too.
     """
 
     target: int | None = None
     room: int | None = None
     host: int | None = 0
     option: str = "vram_gb"
+    cpu: bool = False
 
     def shared(self, runs: int, device: torch.device) -> Limits:
         """Return the limits of one of `runs` simultaneous runs, each on its own device; they share host memory."""
@@ -98,7 +100,8 @@ class Machine:
         """Return the limits of a run with the memory options of this request."""
         r = request
         option = "vram_gb" if self.card is not None or r.vram_gb else "ram_gb"
-        return Limits(self.target(r.vram_gb, r.ram_gb)[0], self.room(r.vram_gb), self.host(r.ram_gb), option)
+        target = self.target(r.vram_gb, r.ram_gb)[0]
+        return Limits(target, self.room(r.vram_gb), self.host(r.ram_gb), option, self.device.type == "cpu")
 
     def target(self, vram_gb: float | None, ram_gb: float | None) -> tuple[int | None, str]:
         """Return the bytes that a run may use on the device, weights included (None: unknown), and the figure's origin.

@@ -125,7 +125,8 @@ class PlainWalk:
     ) -> int:
         """Return the peak as dry runs find it."""
         program = getattr(self._model, half).program
-        stated = [bytes for s in program.steps if (bytes := s.memory(*tile, self._dtype.itemsize)) is not None]
+        found = (s.memory(*tile, self._dtype.itemsize, steps.passes) for s in program.steps)
+        stated = [size for size in found if size is not None]
         if stated:
             return sum(stated)
         if tile == frame and not program.gathers:

@@ -43,7 +43,7 @@ class Plan:
     grid: Grid
     peak_bytes: int
     fused: bool = False
-    #: Histories that wait in host memory, if any, and the bytes they take there.
+    #: Histories that wait in host memory, if any, and the bytes there: of these, or of plain torch's noise and frames.
     parking: Parking | None = None
     host_bytes: int = 0
     #: Bytes of parked histories that come to the device in a chunk; as many go back.
@@ -92,11 +92,15 @@ class Plan:
         frames = f", {self.steps.frames} frame(s) per step at full size" if self.steps.frames else ""
         eager = "steps with kernels of their own" if self.launches else "plain torch"
         kernels = "fused kernels" if self.fused else eager
-        parked = f", {in_gb(self.host_bytes)} of histories parked in host memory" if self.host_bytes else ""
+        what = "histories parked" if self.fused else "noise"
+        chunks = f"{self.steps.latents} latent(s) per chunk{frames}"
+        if self.steps.passes > 1:
+            chunks, what = f"{self.steps.passes} passes of the whole clip", "frames between them and noise"
+        parked = f", {in_gb(self.host_bytes)} of {what} in host memory" if self.host_bytes else ""
         again = ", what does not fit recomputed band by band" if self.rolls else ""
         size = f"about {in_gb(self.peak_bytes)}"
         note = f" ({self.note})" if self.note else ""
-        return f"{kernels}, {tiles}, {self.steps.latents} latent(s) per chunk{frames}{parked}{again}, {size}{note}"
+        return f"{kernels}, {tiles}, {chunks}{parked}{again}, {size}{note}"
 
 
 def one_step(latents: int, frames: int, rate: int = 4) -> bool:

@@ -1,12 +1,9 @@
-"""Choose chunks and tiles for a memory target, by dry runs of each candidate (fused_walk, plain_walk,
+"""Choose chunks and tiles for a memory target, by dry runs of each candidate (fused_walk, plain_options,
 native_options)."""
 
 from __future__ import annotations
 
 import functools
-import itertools
-import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -25,11 +22,12 @@ from . import refusals
 from .ask import Ask
 from .besides import besides
 from .budget import Limits
-from .cost import MAX_LATENTS, Sizes, leanest, plain_steps, quickest_steps, rolling
+from .cost import MAX_LATENTS, Sizes, leanest, quickest_steps, rolling
 from .fused_walk import FusedWalk
 from .largest import largest
 from .meta import meta_model
 from .native_options import NativeOptions
+from .plain_options import PlainOptions
 from .plain_walk import PlainWalk, Torch, keeps, roomy
 from .plan import Plan
 
@@ -59,6 +57,11 @@ class Planner:
         return functools.cache(functools.partial(besides, self._model, self._waits, self._dtype.itemsize))
 
     @functools.cached_property
+    def _eager(self) -> PlainOptions:
+        itemsize = self._dtype.itemsize
+        return PlainOptions(self._model, self._plain, self.walk.single, self._besides, self._how, itemsize)
+
+    @functools.cached_property
     def _native(self) -> NativeOptions | None:
         """Return the plans of a self-tiling network; None for others."""
         tiled = self.walk.architecture.own is not None
@@ -70,7 +73,7 @@ class Planner:
 
     def plan(
         self, half: str, size: tuple[int, int, int], request: Request = DEFAULT, limits: Limits = NONE,
-        rest: tuple[int, int] = (0, 0), check: Callable[[], None] = lambda: None,
+        rest: tuple[int, int] = (0, 0), check: Callable[[], None] = lambda: None, drawn: bool = True,
     ) -> Plan:  # fmt: skip
         """Return the plan of a component ("decoder" or "encoder") for latents of this size: T, height, width.
 
@@ -78,6 +81,7 @@ class Planner:
             limits: in bytes; they replace the GB of the request.
             rest: an encoder's rows and columns of pixels that fill no latent pixel.
             check: called between dry runs; may raise.
+            drawn: the noise that a decoder begins with is drawn for the whole clip at once; False: frame by frame.
         Raises:
             InputError: impossible options.
             PlanError: nothing stays below the target; names the option to change and a value that fits. With "auto"
@@ -87,7 +91,8 @@ class Planner:
         check_frame(self._program(half), *size[1:])
         band = request.tile if request.tiling == "exact" else 0
         ask = Ask(half, *size, request.chunk, request.dtype, band, limits.host, rest, check, limits.option,
-                  request.native_blend)  # fmt: skip
+                  request.native_blend, drawn, limits.cpu)  # fmt: skip
+        self._eager.check_noise(ask)
         if self._native is not None:
             return self._own_tiles(ask, request, limits)
         if request.native_blend != DEFAULT.native_blend:
@@ -223,8 +228,7 @@ class Planner:
             *_, plan = self._options(ask, tiles, target)
             return self._besides(ask.half, plan.fused) + plan.peak_bytes
         if not self._runs_fused(ask, tiles):
-            *_, steps = self._plain_steps(ask)
-            return self._besides(ask.half, False) + self._plain_peak(ask, tiles, steps, target)
+            return self._besides(ask.half, False) + self._eager.leanest(ask, tiles, target)[0]
         *_, steps = self._fused_steps(ask, tiles.rows.size, tiles.cols.size)
         least = self._sizes(ask, tiles, steps, None).device
         if len(tiles) == 1 and ask.host != 0:
@@ -244,12 +248,6 @@ class Planner:
     def _can_fuse(self, ask: Ask) -> bool:
         return self._fused() and self.walk.why_not(ask.half) is None
 
-    def _plain_peak(self, ask: Ask, tiles: Grid, steps: Steps, target: int | None = None) -> int:
-        """Return plain torch's peak; where it is more than the target allows, an estimate that is more, too."""
-        tile, frame = (tiles.rows.size, tiles.cols.size), (ask.height, ask.width)
-        most = math.inf if target is None else target - self._besides(ask.half, False)
-        return self._plain.peak(ask.half, ask.latents, steps, frame, tile, ask.rest, self._how(), most)
-
     def _options(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
         """Yield plans from most memory to least; their peaks do not include the weights."""
         rows, cols = tiles.rows.size, tiles.cols.size
@@ -264,22 +262,7 @@ class Planner:
             if len(tiles) == 1 and ask.host != 0:
                 yield from self._parking_plans(ask, tiles, target)
             return
-        steps = list(self._plain_steps(ask))
-
-        def fits(some: Steps) -> bool:
-            ask.check()
-            fixed = self._besides(ask.half, False)
-            return target is None or fixed + self._plain_peak(ask, tiles, some, target) <= target
-
-        launches = self._program(ask.half).launches
-        for some in steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits) :]:
-            yield Plan(some, tiles, self._plain_peak(ask, tiles, some), launches=launches)
-
-    def _plain_steps(self, ask: Ask) -> Iterator[Steps]:
-        if self._program(ask.half).piece:
-            return iter((self._step(ask, 1, 1),))
-        single = self.walk.single(ask.half)  # frames then run one by one, whatever the frames per step
-        return itertools.islice(plain_steps(ask.latents, ask.chunk or int(single)), 1 if single else None)
+        yield from self._eager.of(ask, tiles, target)
 
     def _fused_steps(self, ask: Ask, rows: int, cols: int) -> Iterator[Steps]:
         """Yield steps from those that fill the GPU down to one frame per step."""
@@ -377,17 +360,21 @@ class Planner:
 
     def _ways(self, ask: Ask, target: int | None, last: str) -> str:
         """Return the remedies for whole frames: `last`, after raising ram_gb where parking needs more than allowed."""
-        if not self._can_fuse(ask):
-            leaner = self._dtype == torch.float32 and ask.host != 0
-            return refusals.LEANER.format(ways=last) if leaner else last
+        fused = self._can_fuse(ask)
+        if not fused and self._dtype == torch.float32 and ask.host != 0:
+            last = refusals.LEANER.format(ways=last)
         if ask.host in (None, 0):
             return last
-        _, least = self._leanest(ask, self._whole(ask))
-        if least.host <= ask.host:
+        if fused:
+            _, least = self._leanest(ask, self._whole(ask))
+            device, host = least.device, least.host
+        else:
+            device, host = self._eager.leanest(replace(ask, host=None), self._whole(ask))
+        if host <= ask.host:
             return last
-        needed = self._besides(ask.half, True) + least.device
+        needed = self._besides(ask.half, fused) + device
         more = refusals.MORE_OF_BOTH if target is not None and needed > target else refusals.MORE_RAM
-        return more.format(gpu=in_gb(needed), ram=in_gb(least.host), allowed=in_gb(ask.host), ways=last)
+        return more.format(gpu=in_gb(needed), ram=in_gb(host), allowed=in_gb(ask.host), ways=last)
 
     def _why_no_bands(self, ask: Ask, tiles: Grid, target: int | None) -> str:
         if ask.host == 0 or not self._can_fuse(ask):

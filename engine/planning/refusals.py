@@ -23,6 +23,10 @@ CHUNK = (
     "choose)"
 )
 CHUNK_TOO = "chunk={chunk} needs {needs}: lower it too (0 lets the planner choose)"
+NOISE = (
+    "the noise of this clip takes {needs} of host memory and ram_gb allows {allowed}: raise ram_gb, or use a shorter "
+    "clip"
+)
 OWN_TILES = (
     "{size} in its own tiles needs {needs} at least and the target is {target}: raise {option}, or use smaller frames"
 )

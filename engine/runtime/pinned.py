@@ -129,6 +129,11 @@ def forbid(reason: str) -> None:
     log.once(f"host memory is not page-locked ({reason}): copies wait for the GPU: slower, the same frames", log.info)
 
 
+def page_locked(size: int) -> int:
+    """Return the bytes that `staging` takes for a tensor of `size` bytes: torch locks powers of two."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
 def staging(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor | None:
     """Return page-locked memory of torch's own; None if it is forbidden or the system refuses, which is logged."""
     return _granted(lambda: torch.empty(shape, dtype=dtype, pin_memory=True))

@@ -3,15 +3,18 @@ then blocks that see these features turn noise into pixels."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.tokens import normalised
+from ...runtime.pinned import page_locked
 from ..program import Step
 from ..state import State
 from ..tree import graft
@@ -30,12 +33,13 @@ from .neighbours import (
     Up,
     Weight,
     Weights,
-    along,
     at_work,
     begins_with,
+    in_groups,
     slots,
     waiting,
 )
+from .passes import AHEAD, Joined, Passes, Waiting
 
 #: Vectors of a timestep's modulation, and those that the blocks use: scale and shift of each norm.
 VECTORS, USED = 7, (0, 1, 3, 4)
@@ -152,27 +156,46 @@ class NeighbourDecoder(Step):
         """Decode the clip's next latent [1, C, 1, h, w]; frames come out once all that their windows hold are there."""
         if x.shape[0] != 1 or x.shape[2] != 1:
             raise ValueError(f"this decoder takes one latent of one clip at a time, not {list(x.shape)}")
-        stations = state.once(self.name, lambda: [*self._features(part), *self._pictures(part, state)])
+        way = state.once(self.name, lambda: self._way(part, state))
         enter = part("conv_in")
         tokens = F.linear(x[0].permute(1, 2, 3, 0).to(enter.weight.dtype), enter.weight, enter.bias)
         if state.ending:
             tokens = tokens.repeat(1 + self.ghosts, 1, 1, 1)
         made = False
-        for frames in along(stations, Frames(tokens, state.ending)):
+        for frames in way.push(Frames(tokens, state.ending)):
             made = True
             yield frames.tokens.permute(3, 0, 1, 2)[None]
         if not made:
             rows, columns = (n * self.space[0] for n in x.shape[3:])
             yield x.new_empty(1, COLOURS, 0, rows, columns)
 
+    def _way(self, part: Part, state: State) -> Passes:
+        """Return all stations, for as many passes as the state says."""
+        features, blocks = list(self._features(part)), self.sampling.steps * self.layers
+        if state.passes == 1:
+            return Passes([*features, *self._up(part), *self._pictures(part, state)], (), state.check)
+        size = -(-blocks // (state.passes - 1))
+        pictures = list(self._pictures(part, state))
+        edges = [0, *_begins(pictures, size), len(pictures)]
+
+        def row(first: int, last: int, left: Waiting) -> list[Station]:
+            return [*self._up(part), *([Joined(left)] if first else ()), *pictures[first:last]]
+
+        return Passes(features, [functools.partial(row, *edge) for edge in pairwise(edges)], state.check)
+
     def _features(self, part: Part) -> Iterator[Station]:
-        """Yield the stations from latents to the features of patches."""
+        """Yield the stations from latents to the last stage's tokens."""
+        rate, last = self.time[0] // self.stages[-1].stride[0], len(self.stages) - 1
         for i, stage in enumerate(self.stages):
             yield Grouped()
             for j in range(stage.layers):
                 yield Attend(Weights.of(part(f"det_stages.{i}.{j}")), stage.kernel)
-            yield Up(part(f"upsamples.{i}.proj"), stage.stride)
-        yield Dropped(self.ghosts * self.time[0])
+            yield Up(part(f"upsamples.{i}.proj"), stage.stride) if i < last else Dropped(self.ghosts * rate)
+
+    def _up(self, part: Part) -> Iterator[Station]:
+        """Yield the stations from there to the features of patches."""
+        last = len(self.stages) - 1
+        yield Up(part(f"upsamples.{last}.proj"), self.stages[last].stride)
         yield Grouped()
 
     def _pictures(self, part: Part, state: State) -> Iterator[Station]:
@@ -205,24 +228,60 @@ class NeighbourDecoder(Step):
     def channels(self, channels: int) -> int:
         return COLOURS
 
-    def memory(self, height: int, width: int, itemsize: int) -> int:
-        tokens, values, transient = height * width, 0, 0
+    @property
+    def passes(self) -> tuple[int, ...]:
+        """Return the numbers of passes that a clip can take: all at once, or features first and then the blocks, at
+        once or in so many parts."""
+        blocks = self.sampling.steps * self.layers
+        return (1, *sorted({1 + -(-blocks // -(-blocks // n)) for n in (1, 2, 4, blocks)}))
+
+    def memory(self, height: int, width: int, itemsize: int, passes: int = 1) -> int:
+        blocks, made, tokens = self.sampling.steps * self.layers, 0, height * width
+        features, transient = 0, 0
         widths = [*(s.width for s in self.stages[1:]), self.width]
         for stage, after in zip(self.stages, widths, strict=True):
             c, samples, kernel = stage.width, math.prod(stage.stride), stage.kernel
             frames = stage.layers * (2 * slots(kernel) + waiting(kernel)) + begins_with(kernel) + GROUP
-            values += frames * c * tokens + stage.layers * 3 * c**2
+            features += frames * c * tokens + stage.layers * 3 * c**2
             made = GROUP * samples * after * tokens  # lives as long as its frames are on their way
-            values, transient = values + made, max(transient, at_work(GROUP * tokens) * c, 2 * made)
+            features, transient = features + made, max(transient, at_work(GROUP * tokens) * c, 2 * made)
             tokens *= stage.stride[1] * stage.stride[2]
-        c, held = self.width, self.ghosts * self.time[0] + 1 + GROUP * self.stages[-1].stride[0]
-        steps, kept, kernel = self.sampling.steps, 2 * c, self.kernel  # of a frame that waits: it and its context
-        if self.sampling.velocity or steps > 1:
+        last = self.stages[-1]
+        features += self._held * last.width * tokens // (last.stride[1] * last.stride[2])
+        c, kernel, kept = self.width, self.kernel, 2 * self.width  # of a frame that waits: it and its context
+        if self.sampling.velocity or self.sampling.steps > 1:
             kept += COLOURS * self.patch**2 * 4 // itemsize
-        values += (held * c + 8 * GROUP * COLOURS * self.patch**2) * tokens
-        values += steps * self.layers * ((2 * slots(kernel) * c + waiting(kernel) * kept) * tokens + 11 * c**2)
-        values += begins_with(kernel) * kept * tokens
-        return itemsize * (values + max(transient, at_work(GROUP * tokens) * c))
+        here = -(-blocks // max(passes - 1, 1))  # of them in a pass
+        pictures = ((1 + GROUP * last.stride[0]) * c + 8 * GROUP * COLOURS * self.patch**2) * tokens
+        pictures += here * ((2 * slots(kernel) * c + waiting(kernel) * kept) * tokens + 11 * c**2)
+        pictures += begins_with(kernel) * kept * tokens
+        most = max(2 * made, at_work(GROUP * tokens) * c)
+        if passes == 1:
+            return itemsize * (features + pictures + max(transient, most))
+        # Frames that come from host memory, and float32 of what is at work where no kernels run.
+        pictures += made + AHEAD * GROUP * kept * tokens + at_work(GROUP * tokens) * c
+        return itemsize * max(features + transient, pictures + most)
+
+    @property
+    def _held(self) -> int:
+        """Return the most frames of the last stage that are held back as those of ghosts may be."""
+        return in_groups(self.ghosts * self.time[0] // self.stages[-1].stride[0]) + GROUP
+
+    def parked(self, latents: int, height: int, width: int, itemsize: int, passes: int) -> int:
+        """Return the bytes of host memory in which a clip waits between passes."""
+        if passes == 1:
+            return 0
+        last, tokens = self.stages[-1], height * width * self.space[0] ** 2 // self.patch**2
+        frames = self.time[0] * (latents - 1) + 1
+        groups = -(-(frames // last.stride[0] + 1) // GROUP)
+        before = tokens // (last.stride[1] * last.stride[2])
+        size = groups * page_locked(GROUP * before * last.width * itemsize)
+        if passes > 2:
+            groups, noisy = -(-frames // GROUP) + AHEAD, 0
+            if self.sampling.velocity or self.sampling.steps > 1:
+                noisy = page_locked(4 * GROUP * tokens * COLOURS * self.patch**2)
+            size += groups * (page_locked(GROUP * tokens * self.width * itemsize) + noisy)
+        return size
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         frames, h, w, _ = size
@@ -238,6 +297,17 @@ class NeighbourDecoder(Step):
         one += 4.0 * tokens * self.width * COLOURS * self.patch**2
         flop += self.sampling.steps * one
         return Work(flop, flop)
+
+
+def _begins(stations: Sequence[Station], size: int) -> list[int]:
+    """Return where a pass begins that is not the first, if each has `size` blocks."""
+    begins, count = [], 0
+    for i, station in enumerate(stations):
+        if count == size and isinstance(station, (Attend, _Enter)):
+            begins.append(i)
+            count = 0
+        count += isinstance(station, Attend)
+    return begins
 
 
 def block_flop(tokens: int, width: int, kernel: Kernel, size: tuple[int, int, int], more: int = 0) -> float:

@@ -7,6 +7,7 @@ groups that depend on their place in the clip alone, so no bit depends on how ma
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -67,13 +68,15 @@ class Block(nn.Module):
 class Frames:
     """Consecutive frames of a clip, tokens [n, H, W, C]; `ends` where the clip ends with them.
 
-    context, noisy: what a diffusion decoder's blocks need besides, frame by frame.
+    context, noisy: what a diffusion decoder's blocks need besides, frame by frame. spare: frames at the end that do not
+    belong to the clip.
     """
 
     tokens: Tensor
     ends: bool
     context: Tensor | None = None
     noisy: Tensor | None = None
+    spare: int = 0
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -124,17 +127,20 @@ class Grouped:
 
 
 class Dropped:
-    """Hold back the last `count` frames, and drop them at the clip's end."""
+    """Hold back the groups that hold the last `count` frames, and drop these at the clip's end. Of a group with other
+    frames none is dropped, so that products of groups keep their sizes: the group tells how many are `spare`."""
 
     def __init__(self, count: int) -> None:
-        self._count, self._waiting = count, []
+        self._count, self._held, self._waiting = count, 0, deque[Frames]()
 
     def push(self, frames: Frames) -> Iterator[Frames]:
-        for i in range(len(frames)):
-            self._waiting.append(frames.part(i, i + 1))
-            if len(self._waiting) > self._count:
-                ends = self._waiting[-1].ends
-                yield replace(self._waiting.pop(0), ends=ends)
+        self._waiting.append(frames)
+        self._held += len(frames)
+        while self._held > self._count + (0 if frames.ends else len(self._waiting[0])):
+            group = self._waiting.popleft()
+            self._held -= len(group)
+            last = self._held <= self._count
+            yield replace(group, ends=last, spare=self._count - self._held if last else 0)
 
 
 class Up:
@@ -151,7 +157,7 @@ class Up:
         made = F.linear(frames.tokens, self._weight, self._bias).view(n, h, w, pt, py, px, -1)
         made = made.permute(0, 3, 1, 4, 2, 5, 6).reshape(n * pt, h * py, w * px, -1)
         drop, self._starts = (pt - 1) * self._starts, False
-        yield Frames(made[drop:], frames.ends)
+        yield Frames(made[drop : (n - frames.spare) * pt], frames.ends)
 
 
 @dataclass(frozen=True)
@@ -268,6 +274,8 @@ class Attend:
             ready = self._waiting.pop(0)
             self._finish(ready, Window(self._kernel, self._first, self._count if frames.ends else ENDLESS))
             self._first += len(ready)
+            if ready.ends:
+                self._keys = None  # others may need the memory, and the last frames are still on their way
             yield ready
 
     def _keep(self, end: int) -> None:

@@ -1,0 +1,193 @@
+"""LTX-2.5's diffusion decoder in several passes of the whole clip, and the noise that waits beside it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from zerowaste_vae import Cancelled, PlanError, load
+from zerowaste_vae.engine.archs import ltx
+from zerowaste_vae.engine.archs.ltx_diffusion import ARCHITECTURE, KERNELS, LAST_KERNEL, STRIDES, Config
+from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.execution.noise import PART, FrameNoise
+from zerowaste_vae.engine.kernels.blocks import angles
+from zerowaste_vae.engine.kernels.blocks import dispatch as blocks
+from zerowaste_vae.engine.kernels.neighbourhood import dispatch as neighbourhood
+from zerowaste_vae.engine.kernels.targets import interpreted
+from zerowaste_vae.engine.network.ops import neighbours, passes
+from zerowaste_vae.engine.network.ops.diffusion import NeighbourDecoder, Sampling, Stage
+from zerowaste_vae.engine.network.state import State
+from zerowaste_vae.engine.network.steps import Steps
+from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.planning.budget import Limits
+from zerowaste_vae.engine.planning.dryrun import PeakMemory, peak_bytes
+from zerowaste_vae.engine.planning.make import make_planner
+from zerowaste_vae.engine.planning.plain_walk import Torch
+from zerowaste_vae.engine.precision.modes import Mode
+from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.runtime.pinned import page_locked
+
+GIB, META, ONE_STEP, RESERVES = 1 << 30, torch.device("meta"), Sampling(), Torch(reserves=True)
+#: 1280x704 x 121 frames.
+SIZE = 16, 22, 40
+
+
+def small(sampling=ONE_STEP, width=16, blocks=3):
+    """A VAE of every kind of stage, and its decoder."""
+    stages = tuple(Stage(w, 1, k, s) for w, k, s in zip((32, width, width, width), KERNELS, STRIDES, strict=True))
+    decoder = NeighbourDecoder(16, width, stages, width, blocks, LAST_KERNEL, 4, 16, sampling)
+    config = Config(ltx.Config(None, None, latent_channels=16), decoder)
+    vae = load(random_checkpoint(config, architecture=ARCHITECTURE), "fp32" if width == 16 else "bf16", "cpu")
+    program = vae.model.decoder.program  # files without a description have the published sampling
+    items = tuple(decoder if isinstance(i, NeighbourDecoder) else i for i in program.items)
+    vae.model.decoder.program = replace(program, items=items)
+    return vae, decoder
+
+
+def in_passes(vae, z, count):
+    """The plan for a clip that goes through in so many passes."""
+    plan = vae.plan_decode(*z.shape[2:])
+    return replace(plan, steps=Steps(z.shape[2], 8, pieces=True, passes=count))
+
+
+@pytest.mark.parametrize("sampling, all_passes", [
+    (ONE_STEP, (1, 2, 3, 4)), (Sampling(2, 1.0, True), (1, 2, 3, 4, 7)), (Sampling(2), (1, 2, 3, 4, 7)),
+])  # fmt: skip
+def test_bits(noise, sampling, all_passes):
+    """Any number of passes gives the bits of one, also where a pass ends between two steps of the sampling."""
+    vae, decoder = small(sampling)
+    assert decoder.passes == all_passes
+    for latents in (1, 3):
+        z = noise(1, 16, latents, 2, 2)
+        whole = vae.decode(z)
+        for count in all_passes[1:]:
+            told = []
+            made = vae.decode(z, plan=in_passes(vae, z, count), progress=lambda *at, told=told: told.append(at))
+            assert torch.equal(made, whole)
+            assert told == sorted(set(told)) and told[-1] == (latents, latents)
+    parts = list(vae.stream(z, plan=in_passes(vae, z, 3), start=3, frames=11))
+    assert len(parts) > 1 and torch.equal(torch.cat(parts, 1), whole[:, 3:14])
+    assert f"{count} passes of the whole clip" in replace(in_passes(vae, z, count), host_bytes=GIB).describe()
+
+
+def test_bits_of_kernels(noise, monkeypatch):
+    """Triton's kernels give equal bits, too."""
+    pytest.importorskip("triton", reason="its interpreter runs the kernels")
+    if not interpreted():
+        pytest.skip("a GPU is here: test_ltx_diffusion_gpu.py compares bits there")
+    vae, _ = small(width=32, blocks=2)
+    launched = []
+    for module in (blocks, neighbourhood, neighbours):
+        there = module.kernels_for
+        monkeypatch.setattr(module, "kernels_for", lambda device, backend, there=there: launched.append(1) or there(
+            device, "triton" if device.type == "cpu" else backend))  # fmt: skip
+    z = noise(1, 16, 1, 2, 2)
+    whole = vae.decode(z)
+    assert launched and whole.isfinite().all()
+    assert torch.equal(vae.decode(z, plan=in_passes(vae, z, 3)), whole)
+
+
+def test_memory_is_free_again(noise, monkeypatch):
+    """When a pass begins, none before it holds keys or frames."""
+    vae, _ = small()
+    made, holding, init, settle = [], [], neighbours.Attend.__init__, passes.Waiting.settle
+
+    def noted(self, *given):
+        made.append(self)
+        init(self, *given)
+
+    def settled(self):
+        holding.append([b for b in made if b._keys is not None or b._waiting])
+        settle(self)
+
+    monkeypatch.setattr(neighbours.Attend, "__init__", noted)
+    monkeypatch.setattr(passes.Waiting, "settle", settled)
+    z = noise(1, 16, 2, 2, 2)
+    vae.decode(z, plan=in_passes(vae, z, 4))
+    assert len(made) == 4 + 3 and holding == [[], [], []]
+
+
+def test_cancelling(noise, monkeypatch):
+    """Passes without results look for it, too."""
+    vae, _ = small()
+    z, begun, settle = noise(1, 16, 2, 2, 2), [], passes.Waiting.settle
+    monkeypatch.setattr(passes.Waiting, "settle", lambda self: begun.append(1) or settle(self))
+    with pytest.raises(Cancelled):
+        vae.decode(z, plan=in_passes(vae, z, 4), cancel=lambda: len(begun) == 2)
+    assert len(begun) == 2
+
+
+@pytest.mark.parametrize("count", [3, 9])
+def test_memory(count, monkeypatch):
+    """A pass states at least what its tensors take on the GPU at once, at most 15 % more, also without kernels."""
+    # Frames between passes are in host memory.
+    monkeypatch.setattr(passes, "_parked", lambda x: x.shape)
+    monkeypatch.setattr(passes, "_fetched", lambda shape, device: torch.empty(shape, device=META, dtype=torch.bfloat16))
+    with META:
+        decoder = ARCHITECTURE.build(ARCHITECTURE.published.config).decoder.to(torch.bfloat16)
+    for positions in (32, 64, 128, 256, 512):
+        angles(positions, 64, META)  # the dry run below would compute them on two devices
+    memory, state = PeakMemory(), State()
+    state.passes = count
+
+    def run():
+        for i in range(8):
+            state.ending = i == 7
+            z = decoder.low(torch.empty(1, 128, 1, *SIZE[1:], device=META, dtype=torch.bfloat16), state)
+            for _ in decoder.each(z, state):
+                pass
+
+    with torch.no_grad():
+        peak_bytes(run, memory)
+    stated = ARCHITECTURE.published.config.decoder.memory(*SIZE[1:], 2, count)
+    assert memory.live <= stated <= 1.15 * memory.live
+
+
+def published(how=RESERVES):
+    """The planner of the published network in bf16 on a GPU, its weights waiting in host memory."""
+    return make_planner(ARCHITECTURE, ARCHITECTURE.published.config, torch.bfloat16, DEFAULTS, Mode(), lambda: False,
+                        lambda: how, waits=True)  # fmt: skip
+
+
+def test_plans():
+    """Whole frames at every target down to 4 GB, in as few passes as it allows, however long the clip is."""
+    plan = published().plan
+    made = [plan("decoder", SIZE, Request(), Limits(gb * GIB, host=20 * GIB)) for gb in (13, 11, 8, 6, 4)]
+    assert [p.steps.passes for p in made] == [1, 2, 3, 5, 9] and not any(p.tiled for p in made)
+    assert made[2].peak_bytes < 8e9
+    longer = plan("decoder", (31, *SIZE[1:]), Request(), Limits(8 * GIB, host=20 * GIB))
+    assert longer.peak_bytes == made[2].peak_bytes and longer.host_bytes > made[2].host_bytes
+    # One pass keeps none of its frames, only the noise.
+    assert made[0].host_bytes == page_locked(3 * 121 * 704 * 1280 * 2)
+    seeded = plan("decoder", SIZE, Request(), Limits(8 * GIB, host=20 * GIB), drawn=False)
+    assert seeded.host_bytes == made[2].host_bytes - made[0].host_bytes
+
+
+def test_host_memory():
+    """It is for noise and frames together; where it does not do, the plan says how much would."""
+    plan = published().plan
+    tiles = plan("decoder", SIZE, Request(), Limits(8 * GIB, host=2 * GIB))
+    enough = plan("decoder", SIZE, Request(), Limits(8 * GIB, host=6 * GIB))
+    assert tiles.tiled and enough.steps.passes == 3 and enough.host_bytes <= 6 * GIB
+    assert f"ram_gb to {enough.host_bytes / GIB:.2f} GB (it is 2.00 GB" in tiles.note
+    with pytest.raises(PlanError, match=r"noise of this clip takes 1\.00 GB .* ram_gb allows 0\.50 GB: raise ram_gb"):
+        plan("decoder", SIZE, Request(), Limits(13 * GIB, host=GIB // 2))
+    assert not plan("decoder", SIZE, Request(), Limits(13 * GIB, host=GIB // 2), drawn=False).tiled
+
+
+def test_noise_is_drawn_before_the_run():
+    """It may be more than the run itself takes: plans count it on the device, once, and on a CPU as it stays there."""
+    planner, long = published(Torch()), (4000, 2, 2)
+    drawn, weights = 3 * (8 * 4000 - 7) * 64 * 64 * 2, planner._besides("decoder", False)
+    run = planner.plan("decoder", long, drawn=False).peak_bytes
+    assert run < drawn + weights
+    assert planner.plan("decoder", long, limits=Limits(None, host=None)).peak_bytes == drawn + weights
+    assert planner.plan("decoder", long, limits=Limits(cpu=True)).peak_bytes == 2 * drawn + weights
+
+
+def test_one_draw():
+    """Noise is that of one draw, whatever parts it is copied in."""
+    frames = 2 * PART + 3
+    made = FrameNoise(None, frames, 8, 6, torch.bfloat16, torch.device("cpu"), 2)
+    whole = torch.randn(2, 3, frames, 8, 6, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
+    for clip in range(2):
+        assert torch.equal(torch.stack([made(i, clip) for i in range(frames)], 1), whole[clip])
