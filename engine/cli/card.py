@@ -118,7 +118,7 @@ def words(card: Card, architecture: Architecture, config: Any, half: str, precis
 
     program = architecture.program(half, config)
     dtype = PRECISIONS.get(precision) or PRECISIONS[architecture.activations(precision, True)]
-    why = not_fused([program], dtype)
+    why = None if program.launches else not_fused([program], dtype)
     if why is None and precision not in PRECISIONS and not program.scales:
         why = no_8_bit([program], dtype)
     here = on(card, architecture, config, half, precision, kernels)

@@ -224,16 +224,18 @@ def describe_calibration(vae: VideoVAE) -> Lines:
     """Yield lines about measurements of the file by `calibrate` or by its first 8-bit runs."""
     from .calibrate import describe
 
-    if vae.architecture.own is not None:
-        yield "calibration", "8-bit products of its decoder scale each row as it comes"
     there = [(half, getattr(vae.model, half)) for half in ("encoder", "decoder")]
-    halves = [half for half, made in there if made is not None and not made.program.scales]
+    scales = any(made is not None and made.program.scales for _, made in there)
+    if scales:
+        yield "calibration", "8-bit products of its decoder scale each row as it comes"
+    halves = [half for half, made in there
+              if made is not None and not (made.program.scales or made.program.why_not_fused())]  # fmt: skip
     tables = [(half, vae.store.table(half)) for half in halves]
     for half, table in tables:
         for line in describe(half, table) if table else ():
             yield "calibration", line
     if halves and not any(table for _, table in tables):
-        more = " (see the command `calibrate`)" if vae.architecture.own is None else ""
+        more = "" if scales else " (see the command `calibrate`)"
         yield "calibration", f"none of {' and '.join(halves)}; fp8 and int8 measure the first clips they see{more}"
 
 

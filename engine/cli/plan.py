@@ -164,8 +164,12 @@ def _planner(
     native = args.precision if args.precision != "auto" else architecture.native
     if card and reason is None and not (here := on(card, architecture, config, half, native, chosen)).kernels:
         reason = here.notes[0]
-    note = f"fused kernels off: {reason}" if reason and not args.plain else ""
-    exact_only = why_no_8_bit(architecture.programs(config), dtype, reason)
+    programs = architecture.programs(config)
+    launching = any(p.launches and p.why_not_fused() == reason for p in programs)
+    note = f"fused kernels off: {reason}" if reason and not (args.plain or launching) else ""
+    exact_only = why_no_8_bit(programs, dtype, reason)
+    if args.precision == "fp16_fast" and any(p.scales for p in programs):
+        exact_only = "its products sum in fp32"
     if exact_only and args.precision in MIXED:
         note = f"{args.precision} is not to be had ({exact_only}): this is a plan for {architecture.native}"
     exact = dtype == torch.float32

@@ -129,10 +129,13 @@ class PlainComponents:
     with the weights on the device, made at its first use and kept for the next run until `release`: before the
     component runs fused, or with the packed weights."""
 
-    def __init__(self, model: Network, architecture: Architecture, dtype: torch.dtype, options: Options) -> None:
+    def __init__(
+        self, model: Network, architecture: Architecture, dtype: torch.dtype, options: Options, kind: str | None = None
+    ) -> None:
+        """kind: type of 8-bit products that scale their own operands, where the network has such."""
         self._model = model
         self._architecture = architecture
-        self._dtype = dtype
+        self._dtype, self._kind = dtype, kind
         self._last, self._overlap = options.channels_last_3d is True, options.overlap
         self._copies: dict[str, Half] = {}
 
@@ -174,7 +177,9 @@ class PlainComponents:
         """Return "encoder" or "decoder" for clips. scale: latents are divided by it. seed: of noise within the
         network."""
         a, there = self._architecture, self.there(name, device)
-        return PlainComponent(there, a.spatial, a.temporal, scale, self._dtype, device, seed, self._overlap)
+        return PlainComponent(
+            there, a.spatial, a.temporal, scale, self._dtype, device, seed, self._overlap, self._kind
+        )
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]
@@ -187,7 +192,7 @@ class PlainComponents:
 
         def decoded(z: Tensor, noise: Callable[[int], Tensor] | None = None) -> Iterator[Iterator[Tensor]]:
             parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
-            return decode_frames(half, decode_features(half, parts, check), steps, check, noise=noise)
+            return decode_frames(half, decode_features(half, parts, check), steps, check, noise=noise, kind=self._kind)
 
         if not half.program.noisy:
             return decoded(z)

@@ -77,8 +77,8 @@ class Core(Rescue):
         self._options = options
         model, dtype = self.model, self.dtype
         self._parameters = tuple(model.parameters())  # every plan counts their bytes; collecting them takes longer
-        self._plain = PlainComponents(model, self.architecture, dtype, options)
         self._mixed = self._mode_of(options)
+        self._plain = PlainComponents(model, self.architecture, dtype, options, self._mixed.mode.kind)
         here = weakref.proxy(self)  # no cycle: an unused VAE is freed at once, with its weights
         self.planner = make_planner(
             self.architecture, model.config, dtype, options, self._mixed.mode, lambda: here.fused() is not None,
@@ -179,10 +179,10 @@ class Core(Rescue):
         kernels = self._options.kernels
         kernels_off = why_off(self.arch, self.model.config, self.dtype, self.device, False, False, kernels)
         off = unused(self._options, unavailable(self.device, self.dtype, kernels_off, kernels), self.dtype, fused)
-        if mode.kind and fused:
+        if mode.kind and (fused or any(p.scales for p in self.architecture.programs(self.model.config))):
             off.pop("fp8", None)
-            if self.device.type == "cpu":
-                off.pop("composed_upsample", None)
+        if mode.kind and fused and self.device.type == "cpu":
+            off.pop("composed_upsample", None)
         if mode.refused:
             off[mode.asked] = mode.refused
         return off
@@ -194,7 +194,8 @@ class Core(Rescue):
     def _settle(self, half: str, samples: Callable[..., list[Tensor]], given: Policy | None = None) -> bool:
         """Choose the operands of a component for a clip before it is planned, or take those `given`; return True if
         they changed."""
-        if getattr(self.model, half).program.scales or (self.architecture.own is not None and self.fused() is None):
+        program = getattr(self.model, half).program
+        if program.scales or program.why_not_fused() or (self.architecture.own is not None and self.fused() is None):
             return False  # its products' inputs are scaled as they come, or plain torch runs
         if given is None or self._mixed.mode.plain:
             with torch.no_grad(), self._scope(half):

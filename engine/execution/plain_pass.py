@@ -93,13 +93,14 @@ class PlainComponent:
 
     def __init__(
         self, half: Half, spatial: int, temporal: int, scale: float, dtype: torch.dtype, device: torch.device,
-        seed: int | None = None, overlap: bool = False,
+        seed: int | None = None, overlap: bool = False, kind: str | None = None,
     ) -> None:  # fmt: skip
-        """overlap: results that come a few frames at a time are copied to the host while the next ones are made."""
+        """overlap: results that come a few frames at a time are copied to the host while the next ones are made. kind:
+        as of `State`."""
         self.program, self.spatial, self.temporal = half.program, spatial, temporal
         self._seed, self.ahead = seed, overlap and any(step.lazy for step in half.program.steps)
         self._decode_features = functools.partial(decode_features, seed=seed)
-        self._decode_frames = functools.partial(decode_frames, seed=seed)
+        self._decode_frames = functools.partial(decode_frames, seed=seed, kind=kind)
         self._half, self._scale, self._dtype, self._device = half, scale, dtype, device
 
     def whole(self, clips: Clips) -> PlainPass:

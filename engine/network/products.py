@@ -49,12 +49,18 @@ class Product:
         weight = linear.weight.to(device)
         if kind is None:
             return cls(weight.to(dtype), bias)
-        packed, wide = torch.empty(weight.shape, dtype=KINDS[kind], device=device), weight.float()
-        low, high = torch.aminmax(wide, dim=1)
-        scales = (torch.maximum(-low, high) / LIMITS[KINDS[kind]]).clamp_min_(LEAST_SCALE)
-        wide = (wide.clone() if wide is weight else wide).div_(scales[:, None])
-        packed.copy_(wide.round_() if kind == "int8" else wide)
-        return cls(packed, bias, scales)
+        codes, scales = coded(weight, kind)
+        return cls(codes, bias, scales)
+
+
+def coded(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Return a weight [N, K] in 8 bit ("fp8" or "int8"), and the scales of its rows, float32 [N]."""
+    codes, wide = torch.empty(weight.shape, dtype=KINDS[kind], device=weight.device), weight.float()
+    low, high = torch.aminmax(wide, dim=1)
+    scales = (torch.maximum(-low, high) / LIMITS[KINDS[kind]]).clamp_min_(LEAST_SCALE)
+    wide = (wide.clone() if wide is weight else wide).div_(scales[:, None])
+    codes.copy_(wide.round_() if kind == "int8" else wide)
+    return codes, scales
 
 
 @observed

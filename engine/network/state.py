@@ -45,6 +45,8 @@ class State:
         #: Passes in which a clip goes through a decoder that can take several, and what such passes call meanwhile.
         self.passes: int = 1
         self.check: Callable[[], None] = lambda: None
+        #: Type of the operands of products that scale them as they come, "fp8" or "int8"; None: that of the weights.
+        self.kind: str | None = None
         #: The next call is the clip's last: convolutions that look ahead see its last frame repeated.
         self.ending = False
         #: Where each step begins, for a later part of a clip; None: at the clip's start.

@@ -73,11 +73,12 @@ def decode_features(
 def decode_frames(
     decoder: Half, features: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split,
     seed: int | None = None, place: Place | None = None, noise: Callable[[int], Tensor] | None = None,
-) -> Iterator[Iterator[Tensor]]:
+    kind: str | None = None,
+) -> Iterator[Iterator[Tensor]]:  # fmt: skip
     """Yield, for each chunk of features of the whole frame or of one tile, an iterator of its frames [B, 3, f, H, W];
-    each iterator must be exhausted before the next chunk."""
+    each iterator must be exhausted before the next chunk. kind: as of `State`."""
     state = State(seed, place)
-    state.noise, state.passes, state.check = noise, steps.passes, check
+    state.noise, state.passes, state.check, state.kind = noise, steps.passes, check, kind
     for chunk in _until_the_end(decoder, features, state):
         yield _frames(decoder, chunk, steps, check, parts, state)
 

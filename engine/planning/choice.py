@@ -84,8 +84,9 @@ class Choices:
         return None if here is None or here.kernels else here.notes[0]
 
     def lacks_any(self, halves: Iterable[str]) -> str | None:
-        """Return the reason of the first of these components that can be fused but lacks kernels here, or None."""
-        return next((why for half in halves if self._walk.why_not(half) is None and (why := self.lacks(half))), None)
+        """Return the reason of the first of these components that has kernels, but none here, or None."""
+        own = [half for half in halves if self._walk.why_not(half) is None or self._walk.launches(half)]
+        return next((why for half in own if (why := self.lacks(half))), None)
 
     def give_up(self, half: str, error: Exception) -> bool:
         """Stop launching kernels on this device in the way that raised `error`.

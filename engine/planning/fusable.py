@@ -85,9 +85,13 @@ def why_no_8_bit(programs: Sequence[Program], dtype: torch.dtype, off: str | Non
     Args:
         programs: the model's components.
         dtype: of activations.
-        off: why the fused operators cannot run; products that scale their own inputs (transformers) do not need them.
+        off: why the fused operators cannot run. Products that scale their own inputs (transformers) do not need them,
+            but where they are kernels of ours, what keeps these from running counts.
     """
-    return None if any(p.scales for p in programs) else off or no_8_bit(programs, dtype)
+    if any(p.scales for p in programs):
+        launches = any(p.scales and p.launches for p in programs)
+        return off if launches and off != not_fused(programs, dtype) else None
+    return off or no_8_bit(programs, dtype)
 
 
 def not_fused(programs: Sequence[Program], dtype: torch.dtype) -> str | None:

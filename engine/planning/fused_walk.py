@@ -115,6 +115,10 @@ class FusedWalk:
         """Check if the component's frames come out only after later ones have gone in, in another chunk."""
         return half in self._programs and self._programs[half].late and not self._programs[half].waits
 
+    def launches(self, half: str) -> bool:
+        """Check if eager execution of the component launches kernels of ours."""
+        return half in self._programs and self._programs[half].launches
+
     def single(self, half: str) -> bool:
         """Check if plain torch runs the component frame by frame, so that long chunks gain nothing."""
         return half in self._programs and self._programs[half].style.single

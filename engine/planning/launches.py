@@ -30,6 +30,7 @@ from ..network.fused import FusedDecoder, FusedEncoder
 from ..network.ops.tokens import Matrix
 from ..network.plain import Half
 from ..network.program import Program
+from ..network.state import State
 from ..network.tokens import TokenNetwork
 from ..options import Options
 from ..precision.policy import EXACT, MIN_CHANNELS, Policy, Range
@@ -78,12 +79,12 @@ def launches(
             walk.use(half, policy)
             for work in _walks(walk, half):
                 work()
-        elif (found := getattr(meta_model(architecture, config), half)) is not None and any(
-            step.scales for step in found.program.steps
-        ):
+        elif (found := getattr(meta_model(architecture, config), half)) is None:
+            pass
+        elif found.program.launches:
+            _eagerly(copy.deepcopy(found).to(dtype), kind)
+        elif found.program.scales:
             _tokens(found, dtype, kind)
-        elif found is not None and found.program.launches:
-            _eagerly(copy.deepcopy(found).to(dtype))
     return keys_of(calls)
 
 
@@ -246,10 +247,11 @@ def _tokens(half: Half, dtype: torch.dtype, kind: str | None) -> None:
         forget(half)
 
 
-def _eagerly(half: Half) -> None:
+def _eagerly(half: Half, kind: str | None) -> None:
     """Run one latent, which is a whole clip, without values."""
-    side = LARGE // 8
-    half(torch.empty(1, half.program.takes, 1, side, side, device=META, dtype=next(half.parameters()).dtype))
+    side, state = LARGE // 8, State()
+    state.kind, state.ending = kind, True
+    half(torch.empty(1, half.program.takes, 1, side, side, device=META, dtype=next(half.parameters()).dtype), state)
 
 
 def _nothing(_: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from ..archs import Architecture
 from ..calibration.mixed import Mixed
+from ..network.program import Program
 from ..options import OFF, Options
 from ..precision.modes import MIXED, Mode, resolve, scaled_mode
 from ..precision.store import Store
@@ -58,7 +59,7 @@ def without_weights(
     here = architecture.name, config, dtype, device
     switched = switched_off(options)
     exact = why_no_8_bit(architecture.programs(config), dtype, switched or why_off(*here, True, False, options.kernels))
-    mode = mode_of(asked, plain, dtype, device, options, exact, architecture.own is not None)
+    mode = mode_of(asked, plain, dtype, device, options, exact, architecture.programs(config))
     off = switched or why_off(*here, mode.kind is not None, False, options.kernels)
     planner = make_planner(
         architecture, config, dtype, options, mode, lambda: off is None,
@@ -71,7 +72,7 @@ def without_weights(
 
 def mode_of(
     asked: str, plain: str, dtype: torch.dtype, device: torch.device, options: Options, off: str | None,
-    scaled: bool = False,
+    programs: Sequence[Program] = (),
 ) -> Mode:  # fmt: skip
     """Return the mode of a model on a device, as `resolve`, with what `options` ask for.
 
@@ -82,14 +83,16 @@ def mode_of(
         device: where the model runs.
         options: `fp8`, `min_db` and `kernels` count.
         off: reason that the fused kernels cannot run the model on the device (a CPU may emulate them), or None.
-        scaled: its 8-bit products are those of torch's libraries, with scales of rows (transformers).
+        programs: its components.
     """
     if options.fp8 and device.type == "cuda" and asked not in MIXED and dtype != torch.float32:
         asked = "fp8"
     if asked == "auto" and ORDERS.half_sums and not options.min_db:
         asked = "fp16_fast"
     mode = resolve(asked, device, options.min_db, off, plain, options.kernels)
-    mode = scaled_mode(mode, device, options.min_db, plain) if scaled else mode
+    scaled = [p for p in programs if p.scales]
+    if scaled:
+        mode = scaled_mode(mode, device, options.min_db, plain, not any(p.launches for p in scaled))
     return replace(mode, asked=asked) if asked in MIXED else mode
 
 
@@ -104,7 +107,7 @@ def mode_here(
         architecture, config: of the model.
         halves: components that the model has.
     """
-    mode = mode_of(asked, plain, dtype, device, options, off, architecture.own is not None)
+    mode = mode_of(asked, plain, dtype, device, options, off, architecture.programs(config))
     if mode.plain:
         return mode
     why = Choices(FusedWalk(architecture, config, dtype, options), device, mode).lacks_any(halves)

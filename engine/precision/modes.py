@@ -69,7 +69,7 @@ def resolve(asked: str, device: torch.device, min_db: float, kernels_off: str | 
     return Mode(asked)
 
 
-def scaled_mode(mode: Mode, device: torch.device, min_db: float, plain: str) -> Mode:
+def scaled_mode(mode: Mode, device: torch.device, min_db: float, plain: str, libraries: bool = True) -> Mode:
     """Return the mode for a transformer: without 8 bit where the device lacks it or a floor is asked for.
 
     A floor in dB is not measured on a transformer's products.
@@ -79,12 +79,15 @@ def scaled_mode(mode: Mode, device: torch.device, min_db: float, plain: str) -> 
         device: where the model runs.
         min_db: floor in dB (0: none).
         plain: name of the type that runs without 8 bit.
+        libraries: its products are those of torch's libraries; otherwise kernels of ours.
     """
     if mode.half_accumulate:
         return Mode(refused=f"fp16_fast is not to be had (its products sum in fp32): {plain} runs instead")
     if mode.kind is None:
         return mode
-    why = f"min_db={min_db:g} is not measured on its products" if min_db else why_no_products(mode.kind, device)
+    why = f"min_db={min_db:g} is not measured on its products" if min_db else None
+    if why is None and libraries:
+        why = why_no_products(mode.kind, device)
     return mode if why is None else Mode(refused=f"{mode.kind} is not to be had ({why}): {plain} runs instead")
 
 

@@ -2,5 +2,6 @@
 
 from .angles import Place, angles
 from .dispatch import added, fuses, gated_product, projected, turned
+from .schedules import GROUP
 
-__all__ = ["Place", "added", "angles", "fuses", "gated_product", "projected", "turned"]
+__all__ = ["GROUP", "Place", "added", "angles", "fuses", "gated_product", "projected", "turned"]

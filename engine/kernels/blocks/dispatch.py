@@ -1,5 +1,9 @@
 """Dispatch of the fused products: kernels where there are some, else torch. All take contiguous rows [R, C] of one
-16-bit type, and a row's result does not depend on the others."""
+16-bit type, and a row's result does not depend on the others.
+
+columns: float32 [N], the scales of an 8-bit weight's rows. Rows that it multiplies are then 8-bit codes of the same
+type, with scales of their own: what is not finite makes a row's scale NaN, and so all that is made of the row.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ from torch import Tensor
 
 from ..launching import launcher
 from ..observe import observed
-from ..targets import Target, interpreted, kernels_for, on_device
+from ..targets import FP8, Target, interpreted, kernels_for, on_device
+from ..tokens import LIMITS
 from . import reference
 from .angles import Place, shares
-from .schedules import WIDE, Schedule, pick
+from .schedules import GROUP, WIDE, Schedule, narrow, pick
 
 #: Channels that a program's rows may have, and half the channels of a head.
 WIDTHS, HALVES = (32, 64, 128, 256), (16, 32, 64)
@@ -27,7 +32,8 @@ def fuses(width: int, head: int, dtype: torch.dtype) -> bool:
 @observed
 def projected(
     x: Tensor, weight: Tensor, bias: Tensor, norms: Tensor, table: Tensor, place: Place, eps: float,
-    query: Tensor | None, keys: Tensor | None, *, backend: str = "auto", schedule: Schedule | None = None,
+    query: Tensor | None, keys: Tensor | None, *, columns: Tensor | None = None, backend: str = "auto",
+    schedule: Schedule | None = None,
 ) -> None:  # fmt: skip
     """Compute queries, keys and values of normalised tokens; normalise and rotate queries and keys.
 
@@ -49,15 +55,16 @@ def projected(
     if here is None:
         if x.is_meta:
             return
-        reference.projected(x, weight, bias, norms, table, place, eps, query, keys)
+        reference.projected(x, weight, bias, norms, table, place, eps, query, keys, columns)
         return
-    s = schedule or pick(here.sm)[0]
+    s = schedule or (pick if columns is None else narrow)(here.sm)[0]
+    more = {} if columns is None else {"LIMIT": int(LIMITS[weight.dtype])}
     with on_device(x):
-        launcher("blocks.projected_kernel", here)[(-(-x.shape[0] // s.rows),)](
-            x, weight, bias, norms, table, x if query is None else query, x if keys is None else keys, x.shape[0],
-            *place, eps, C=x.shape[1], HEADS=heads, **_halves(head), FIRST=heads if query is None else 0,
-            LAST=heads if keys is None else 3 * heads, UPCAST=_upcast(x), BM=s.rows, num_warps=s.warps,
-            num_stages=s.stages,
+        launcher(f"blocks.{'narrow_' * bool(more)}projected_kernel", here)[(-(-x.shape[0] // s.rows),)](
+            x, weight, *(() if columns is None else (columns,)), bias, norms, table, x if query is None else query,
+            x if keys is None else keys, x.shape[0], *place, eps, C=x.shape[1], HEADS=heads, **_halves(head),
+            FIRST=heads if query is None else 0, LAST=heads if keys is None else 3 * heads, UPCAST=_upcast(weight),
+            BM=s.rows, num_warps=s.warps, num_stages=s.stages, **more,
         )  # fmt: skip
 
 
@@ -91,8 +98,8 @@ def _halves(head: int) -> dict[str, int]:
 
 @observed
 def gated_product(
-    x: Tensor, weight: Tensor, biases: Tensor | None, eps: float, out: Tensor, *, backend: str = "auto",
-    schedule: Schedule | None = None,
+    x: Tensor, weight: Tensor, biases: Tensor | None, eps: float, out: Tensor, *, columns: Tensor | None = None,
+    scales: Tensor | None = None, backend: str = "auto", schedule: Schedule | None = None,
 ) -> None:  # fmt: skip
     """Write SiLU of one product of normalised tokens times another.
 
@@ -100,13 +107,23 @@ def gated_product(
         x: [R, C], divided by the root of its mean square plus eps.
         weight: [2 D, C], rows of the product in SiLU and of the other in turn; x's norm is part of it.
         biases: [2 D], likewise.
-        out: [R, D].
+        out: [R, D], of the weight's type where that is in 8 bit.
+        scales: float32 [R, D / GROUP], result: of such an `out`, for each GROUP columns of a row.
     """
     here = _kernels(x, backend)
     if here is None:
         if x.is_meta:
             return
-        reference.gated_product(x, weight, biases, eps, out)
+        reference.gated_product(x, weight, biases, eps, out, columns, scales)
+        return
+    if columns is not None:
+        s = schedule or narrow(here.sm)[1]
+        with on_device(x):
+            launcher("blocks.narrow_gated_kernel", here)[(-(-x.shape[0] // s.rows),)](
+                x, weight, columns, x if biases is None else biases, out, scales, x.shape[0], eps, C=x.shape[1],
+                D=out.shape[1], BIASED=biases is not None, GROUP=GROUP, LIMIT=int(LIMITS[out.dtype]),
+                UPCAST=_upcast(weight), BM=s.rows, num_warps=s.warps, num_stages=s.stages,
+            )  # fmt: skip
         return
     wide = schedule is None and here.wgmma and x.shape[1] >= 64 and out.shape[1] % WIDE.columns == 0
     s = WIDE if wide else schedule or pick(here.sm)[1]
@@ -121,23 +138,33 @@ def gated_product(
 @observed
 def added(
     x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None, more: tuple[Tensor, Tensor] | None = None, *,
-    backend: str = "auto", schedule: Schedule | None = None,
+    columns: Tensor | None = None, scales: Tensor | None = None, backend: str = "auto",
+    schedule: Schedule | None = None,
 ) -> None:  # fmt: skip
-    """Add y [R, K] times weight [C, K], plus bias [C], to x [R, C] in place. more: another pair like y and weight."""
+    """Add y [R, K] times weight [C, K], plus bias [C], to x [R, C] in place.
+
+    Args:
+        more: another pair like y and weight, in 16 bit.
+        scales: float32 [R, K / GROUP], of an 8-bit y, as `gated_product` writes them.
+    """
     here = _kernels(x, backend)
     if here is None:
         if x.is_meta:
             return
-        reference.added(x, y, weight, bias, more)
+        reference.added(x, y, weight, bias, more, columns, scales)
         return
-    s = schedule or pick(here.sm)[2]
-    columns = min(s.columns, x.shape[1])
-    second, weights = (y, weight) if more is None else more
+    s = schedule or (pick if columns is None else narrow)(here.sm)[2]
+    width = min(s.columns, x.shape[1])
+    second, weights = (x, x) if more is None else more
+    programs = -(-x.shape[0] // s.rows) * (x.shape[1] // width)
+    eight = {} if columns is None else {"GROUP": GROUP, "UPCAST_MORE": _upcast(x)}
+    operands = (y, weight) if columns is None else (y, scales, weight, columns)
     with on_device(x):
-        launcher("blocks.added_kernel", here)[(-(-x.shape[0] // s.rows) * (x.shape[1] // columns),)](
-            x, y, weight, x if bias is None else bias, second, weights, x.shape[0], C=x.shape[1], K=y.shape[1],
-            MORE=0 if more is None else second.shape[1], BIASED=bias is not None, UPCAST=_upcast(x), BM=s.rows,
-            BN=columns, BK=min(s.depth, y.shape[1]), num_warps=s.warps, num_stages=s.stages,
+        launcher(f"blocks.{'narrow_' * bool(eight)}added_kernel", here)[(programs,)](
+            x, *operands, x if bias is None else bias, second, weights, x.shape[0], C=x.shape[1], K=y.shape[1],
+            MORE=0 if more is None else second.shape[1], BIASED=bias is not None, UPCAST=_upcast(weight), BM=s.rows,
+            BN=width, BK=min(s.depth, y.shape[1] if more is None else second.shape[1]), num_warps=s.warps,
+            num_stages=s.stages, **eight,
         )  # fmt: skip
 
 
@@ -148,4 +175,5 @@ def _kernels(x: Tensor, backend: str, head: int = 32) -> Target | None:
 
 
 def _upcast(x: Tensor) -> bool:
-    return interpreted() and x.is_cpu and x.dtype == torch.bfloat16
+    """Return True where operands are widened: Triton's interpreter multiplies these types wrongly."""
+    return interpreted() and x.is_cpu and x.dtype in (torch.bfloat16, FP8)

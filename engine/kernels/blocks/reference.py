@@ -7,21 +7,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..precision import exact_math
+from ..tokens.dispatch import LIMITS
+from ..tokens.reference import store
 from .angles import Place, shares
+from .schedules import GROUP
 
 
-def _normed(x: Tensor, eps: float) -> Tensor:
+def _product(x: Tensor, eps: float, weight: Tensor, bias: Tensor | None, columns: Tensor | None) -> Tensor:
+    """Return normalised rows times a weight, plus a bias, in fp32; with scales `columns` of an 8-bit weight, of the
+    rows' codes."""
     wide = x.float()
-    return wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + eps)
+    normed = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + eps)
+    wide_bias = None if bias is None else bias.float()
+    with exact_math(x.device):
+        if columns is None:
+            return F.linear(normed, weight.float(), wide_bias)
+        codes, scales = torch.empty_like(normed, dtype=weight.dtype), normed.new_empty(len(x))
+        store(normed, codes, scales, LIMITS[weight.dtype])
+        made = F.linear(codes.float(), weight.float()) * scales[:, None] * columns
+        return made if wide_bias is None else made + wide_bias
 
 
 def projected(
     x: Tensor, weight: Tensor, bias: Tensor, norms: Tensor, table: Tensor, place: Place, eps: float,
-    query: Tensor | None, keys: Tensor | None,
+    query: Tensor | None, keys: Tensor | None, columns: Tensor | None,
 ) -> None:  # fmt: skip
     heads, head = (keys if query is None else query).shape[-2:]
-    with exact_math(x.device):
-        made = F.linear(_normed(x, eps), weight.float(), bias.float()).view(len(x), 3, heads, head)
+    made = _product(x, eps, weight, bias, columns).view(len(x), 3, heads, head)
     if query is not None:
         query.copy_(_turned(made[:, 0], norms[0], table, place, eps))
     if keys is not None:
@@ -46,17 +58,32 @@ def _turned(x: Tensor, norm: Tensor, table: Tensor, place: Place, eps: float) ->
     return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
 
 
-def gated_product(x: Tensor, weight: Tensor, biases: Tensor | None, eps: float, out: Tensor) -> None:
-    with exact_math(x.device):
-        made = F.linear(_normed(x, eps), weight.float(), None if biases is None else biases.float())
-    g, u = made.unflatten(1, (-1, 2)).unbind(2)
+def gated_product(
+    x: Tensor, weight: Tensor, biases: Tensor | None, eps: float, out: Tensor, columns: Tensor | None,
+    scales: Tensor | None,
+) -> None:  # fmt: skip
+    g, u = _product(x, eps, weight, biases, columns).unflatten(1, (-1, 2)).unbind(2)
     # SiLU is 0 at -inf, where its quotient would be NaN.
-    out.copy_(F.silu(g).masked_fill_(g == -torch.inf, 0.0) * u)
+    found = F.silu(g).masked_fill_(g == -torch.inf, 0.0) * u
+    if scales is None:
+        out.copy_(found)
+    else:
+        store(found.view(-1, GROUP), out.view(-1, GROUP), scales.view(-1), LIMITS[out.dtype])
 
 
-def added(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, more: tuple[Tensor, Tensor] | None) -> None:
+def added(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, more: tuple[Tensor, Tensor] | None,
+    columns: Tensor | None, scales: Tensor | None,
+) -> None:  # fmt: skip
+    wide = y.float()
+    if scales is not None:
+        wide = (wide.view(*scales.shape, GROUP) * scales[..., None]).flatten(1)
     with exact_math(x.device):
-        made = F.linear(y.float(), weight.float(), None if bias is None else bias.float())
+        made = F.linear(wide, weight.float())
+        if columns is not None:
+            made *= columns
+        if bias is not None:
+            made += bias.float()
         if more is not None:
             made += F.linear(more[0].float(), more[1].float())
     x.copy_(x.float() + made)

@@ -31,5 +31,22 @@ SCHEDULES: dict[int, tuple[Schedule, Schedule, Schedule]] = {
 WIDE = Schedule(128, 128, 256, 8, 2)
 
 
+#: Columns of a gate's 8-bit results that have one scale: half the weight's rows of a program's step.
+GROUP = 64
+#: The same as SCHEDULES of 8-bit operands; the gated product's columns are 2 GROUP, and the depth of the last product
+#: is GROUP, or that of the 16-bit product in it. Not measured: those of 16 bit, as far as they fit.
+NARROW: dict[int, tuple[Schedule, Schedule, Schedule]] = {
+    80: (Schedule(64, 64, 64, 4, 2), Schedule(64, 128, 64, 4, 2), Schedule(128, 128, 64, 8, 2)),
+    90: (Schedule(128, 64, 64, 8, 2), Schedule(128, 128, 64, 8, 2), Schedule(128, 128, 64, 8, 3)),
+    100: (Schedule(64, 64, 64, 4, 2), Schedule(64, 128, 64, 4, 2), Schedule(128, 128, 64, 8, 2)),
+    120: (Schedule(64, 64, 64, 4, 2), Schedule(64, 128, 64, 4, 2), Schedule(128, 128, 64, 8, 2)),
+}
+
+
+def narrow(sm: int) -> tuple[Schedule, Schedule, Schedule]:
+    """Return the tiles of 8-bit products."""
+    return of_generation(NARROW, sm)
+
+
 def pick(sm: int) -> tuple[Schedule, Schedule, Schedule]:
     return of_generation(SCHEDULES, sm)

@@ -13,26 +13,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...kernels.blocks import fuses
 from ...kernels.tokens import normalised
 from ...runtime.pinned import page_locked
 from ..program import Step
 from ..state import State
 from ..tree import graft
 from ..values import CAUSAL, Size, Style, Work
+from .block_weights import Block, Weight, Weights
 from .conditioned import WAVES, waves_of
 from .neighbours import (
     EPS,
     GROUP,
     Attend,
-    Block,
     Dropped,
     Frames,
     Grouped,
     Kernel,
     Station,
     Up,
-    Weight,
-    Weights,
     at_work,
     begins_with,
     in_groups,
@@ -123,6 +122,14 @@ class NeighbourDecoder(Step):
     plain_only = "its products and its attention run as they are"
 
     @property
+    def scales(self) -> bool:  # type: ignore[override]
+        """Return whether the blocks from noise to pixels take 8-bit operands. Those before them do not: they are a
+        sixth of the work, and an error in them passes through all that follow. In dB against fp32, random weights: two
+        blocks of 64 channels 40.7 in bf16, 40.7 in int8 and 39.4 in fp8, with those before them 35.9 and 25.8; eight of
+        128 channels 43.2, 42.3 and 37.4, with those before them 38.4 and 29.1."""
+        return fuses(self.width, self.head, torch.bfloat16)
+
+    @property
     def ghosts(self) -> int:
         """Return the copies of its last latent that follow a clip, for windows that look ahead."""
         return self.stages[0].kernel[0] // 2 * 2
@@ -204,7 +211,8 @@ class NeighbourDecoder(Step):
         for step in range(self.sampling.steps):
             vectors = self._vectors(part, step)
             weights = [
-                Weights.of(b, (vectors + b.scale_shift_table.float())[list(USED)], b.context_proj) for b in blocks
+                Weights.of(b, (vectors + b.scale_shift_table.float())[list(USED)], b.context_proj, state.kind)
+                for b in blocks
             ]
             keeps = self.sampling.velocity or self.sampling.steps > 1
             yield _Enter(self.patch, part("conv_in_x_t"), weights[0], state.noise, keeps)

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...kernels.blocks import Place, added, angles, fuses, gated_product, projected, turned
+from ...kernels.blocks import GROUP as IN_SCALE
+from ...kernels.blocks import Place, added, angles, gated_product, projected, turned
 from ...kernels.neighbourhood import Window, neighbourhood
-from ...kernels.targets import kernels_for
 from ...kernels.tokens import gated, normalised
+from .block_weights import Weights
 
 EPS = 1e-6
 #: Frames that pass a block together: in its attention, two share most of their keys.
@@ -27,41 +28,6 @@ GROUP = 2
 #: Stands for the frames of a clip whose end is not known.
 ENDLESS = 1 << 30
 Kernel = tuple[int, int, int]
-
-
-class Weight(nn.Module):
-    """A norm without a bias."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-
-class Attention(nn.Module):
-    """Parameters of one block's attention."""
-
-    def __init__(self, width: int, head: int) -> None:
-        super().__init__()
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.q_norm, self.k_norm = Weight(head), Weight(head)
-
-
-class Gate(nn.Module):
-    """Parameters of one block's gated products."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        inner = -(-4 * width // 16) * 16
-        self.w_up, self.w_gate = (nn.Linear(width, inner, bias=False) for _ in range(2))
-        self.w_down = nn.Linear(inner, width, bias=False)
-
-
-class Block(nn.Module):
-    """x += attention(norm1(x)); x += gate(norm2(x))."""
-
-    def __init__(self, width: int, head: int) -> None:
-        super().__init__()
-        self.norm1, self.attn, self.norm2, self.mlp = Weight(width), Attention(width, head), Weight(width), Gate(width)
 
 
 @dataclass(frozen=True)
@@ -160,65 +126,6 @@ class Up:
         yield Frames(made[drop : (n - frames.spare) * pt], frames.ends)
 
 
-@dataclass(frozen=True)
-class Weights:
-    """A block's weights as its products take them. bound: no logit exceeds it. fused: the norms are part of the weights
-    after them. gates: the product in SiLU and the other; fused: one with the rows of both in turn."""
-
-    fused: bool
-    norm1: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor
-    norms: Tensor
-    proj: Tensor
-    proj_bias: Tensor
-    norm2: Tensor
-    gates: list[Tensor]
-    biases: list[Tensor] | None
-    down: Tensor
-    context: Tensor | None
-    context_bias: Tensor | None
-    bound: float
-
-    @classmethod
-    def of(cls, block: Block, modulation: Tensor | None = None, context: nn.Linear | None = None) -> Weights:
-        """Take a block's weights.
-
-        Args:
-            modulation: float32 [4, C]: scale and shift after the first norm, scale and shift after the second.
-            context: the product that is added to its input.
-        """
-        a, m, dtype = block.attn, block.mlp, block.attn.qkv.weight.dtype
-        width, head = a.proj.weight.shape[0], a.q_norm.weight.shape[0]
-        fused = fuses(width, head, dtype) and kernels_for(a.qkv.weight.device, "auto") is not None
-        norm1, norm2, shift1, shift2 = block.norm1.weight.float(), block.norm2.weight.float(), None, None
-        if modulation is not None:
-            scale1, shift1, scale2, shift2 = modulation
-            norm1, norm2 = norm1 * (1.0 + scale1), norm2 * (1.0 + scale2)
-
-        def normed(t: Tensor, norm: Tensor) -> Tensor:
-            return (t.float() * norm).to(dtype) if fused else t
-
-        qkv, qkv_bias = a.qkv.weight, a.qkv.bias.float()
-        gates, biases = [m.w_gate.weight, m.w_up.weight], None
-        if shift1 is not None:
-            qkv_bias = qkv_bias + qkv.float() @ shift1
-            biases = [t.float() @ shift2 for t in gates]
-        if fused:  # one product has the rows of both in turn
-            gates = [normed(torch.stack(gates, 1).flatten(0, 1), norm2)]
-            biases = None if biases is None else [torch.stack(biases, 1).flatten()]
-        proj_bias = a.proj.bias.float()
-        if not fused:  # weights of a softmax sum up to 1: the values' bias reaches the result as it is
-            proj_bias = proj_bias + a.proj.weight.float() @ qkv_bias[2 * width :]
-        norms = torch.stack((a.q_norm.weight.float() * head**-0.5, a.k_norm.weight.float()))
-        bound = math.inf if norms.is_meta else head * float(norms.abs().amax(1).prod())
-        return cls(
-            fused, norm1.to(dtype), normed(qkv, norm1), qkv_bias.to(dtype), norms, a.proj.weight, proj_bias.to(dtype),
-            norm2.to(dtype), gates, None if biases is None else [b.to(dtype) for b in biases], m.w_down.weight,
-            None if context is None else context.weight, None if context is None else context.bias, bound,
-        )  # fmt: skip
-
-
 #: Rows whose products of the gate are in memory at once, in separate passes.
 ROWS = 1 << 15
 
@@ -304,10 +211,16 @@ class Attend:
         if w.fused:
             added(x, mixed, w.proj, w.proj_bias)
             del mixed, parts, query
-            inner = x.new_empty(x.shape[0], w.down.shape[1])
-            gated_product(x, w.gates[0], None if w.biases is None else w.biases[0], EPS, inner)
+            rows, columns = x.shape[0], w.down.shape[1]
+            inner, of_gates, of_down, found = x.new_empty(rows, columns, dtype=w.down.dtype), None, None, None
+            if w.scales is not None:
+                _, of_gates, of_down = w.scales
+                found = x.new_empty(rows, columns // IN_SCALE, dtype=torch.float32)
+            biases = None if w.biases is None else w.biases[0]
+            gated_product(x, w.gates[0], biases, EPS, inner, columns=of_gates, scales=found)
             more = None if after is None else (context, after.context)
-            added(x, inner, w.down, None if after is None else after.context_bias, more)
+            bias = None if after is None else after.context_bias
+            added(x, inner, w.down, bias, more, columns=of_down, scales=found)
             return
         normed = torch.empty_like(x)
         mixed = F.linear(mixed, w.proj, w.proj_bias)
@@ -335,7 +248,8 @@ class Attend:
         flat, place, heads = x.view(-1, c), Place(first, h, w), (-1, c // self._head, self._head)
         if weights.fused:
             q, k = (None if t is None else t.view(-1, *more, *heads[1:]) for t, more in ((query, ()), (keys, (2,))))
-            projected(flat, weights.qkv, weights.qkv_bias, weights.norms, table, place, EPS, q, k)
+            columns = None if weights.scales is None else weights.scales.qkv
+            projected(flat, weights.qkv, weights.qkv_bias, weights.norms, table, place, EPS, q, k, columns=columns)
             return
         normed = torch.empty_like(flat)
         normalised(flat, weights.norm1, EPS, normed)

@@ -1,6 +1,8 @@
 """LTX-2.5's diffusion decoder against recorded outputs of the original, in chunks, and with its noise."""
 
+import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -12,8 +14,12 @@ from zerowaste_vae.engine.kernels.blocks import angles
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
 from zerowaste_vae.engine.kernels.targets import prebuilt
 from zerowaste_vae.engine.network.ops.diffusion import NeighbourDecoder, Stage
+from zerowaste_vae.engine.network.ops.neighbours import Attend
 from zerowaste_vae.engine.network.state import State
+from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.dryrun import PeakMemory, peak_bytes
+from zerowaste_vae.engine.planning.fusable import not_fused, why_no_8_bit
+from zerowaste_vae.engine.planning.launches import launches
 
 from .originals import close
 
@@ -28,17 +34,25 @@ def golden(request, shared):
     return vae, load_file(folder / f"{request.param}.io.safetensors")
 
 
+def file_of(folder, seed_model, widths, last, head):
+    """A file of every kind of stage, with the published windows and 2 last blocks of `last` channels."""
+    stages = tuple(Stage(w, 1, k, s) for w, k, s in zip(widths, KERNELS, STRIDES, strict=True))
+    network = NeighbourDecoder(16, head, stages, last, 2, LAST_KERNEL, 4, 16)
+    model = ARCHITECTURE.build(Config(ltx.Config(None, None, latent_channels=16), network)).requires_grad_(False)
+    seed_model(model, 5)
+    save_file(model.state_dict(), folder / "w.safetensors")
+    return folder / "w.safetensors"
+
+
 @pytest.fixture(scope="module")
 def tiny_ltx25(seed_model, tmp_path_factory):
-    """A file of every kind of stage, with few channels and the published windows."""
-    stages = tuple(Stage(w, 1, k, s) for w, k, s in zip((32, 16, 16, 16), KERNELS, STRIDES, strict=True))
-    network = NeighbourDecoder(16, 16, stages, 16, 2, LAST_KERNEL, 4, 16)
-    config = Config(ltx.Config(None, None, latent_channels=16), network)
-    model = ARCHITECTURE.build(config).requires_grad_(False)
-    seed_model(model, 5)
-    path = tmp_path_factory.mktemp("ltx25") / "w.safetensors"
-    save_file(model.state_dict(), path)
-    return path
+    return file_of(tmp_path_factory.mktemp("ltx25"), seed_model, (32, 16, 16, 16), 16, 16)
+
+
+@pytest.fixture(scope="module")
+def wide_ltx25(seed_model, tmp_path_factory):
+    """With as many channels as 8-bit products need."""
+    return file_of(tmp_path_factory.mktemp("ltx25-wide"), seed_model, (64, 32, 32, 32), 64, 32)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +164,51 @@ def test_gates_of_older_files(tiny_ltx25, tmp_path, noise):
     expected = load(tiny_ltx25, device="cpu").decode(z)
     made = load(tmp_path / "older.safetensors", device="cpu").decode(z)
     torch.testing.assert_close(made, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind, least", [("int8", 40.0), ("fp8", 34.0)])
+def test_8_bit(wide_ltx25, noise, kind, least):
+    """The last blocks are in 8 bit, as near to fp32 as that lets them, and every chunking has the same bits."""
+    z = noise(1, 16, 2, 2, 2)
+    made, exact = (load(wide_ltx25, device="cpu", precision=p) for p in (kind, "fp32"))
+    assert made.precision == kind and made.dtype == torch.bfloat16
+    got = made.decode(z, seed=3)
+    report = made.last_report
+    assert f"{kind} on cpu" in report.text() and not {"fp8", kind} & set(dict(report.off))
+    error = (got - exact.decode(z, seed=3)).square().mean().item()
+    assert -10 * math.log10(error) > least  # a peak of 1: as decibels of -1..1
+    assert torch.equal(made.decode(z, chunk=1, seed=3), got)
+    assert torch.equal(made.decode(z, start=3, frames=4, seed=3), got[:, 3:7])
+    half = made.model.decoder
+    state = State()
+    state.kind, state.noise = kind, lambda frame: torch.zeros(3, 64, 64)
+    blocks = [s._w for s in half.program.steps[-1]._pictures(half.part, state) if isinstance(s, Attend)]
+    assert len(blocks) == 2 and all(w.down.dtype.itemsize == 1 and w.proj.dtype == torch.bfloat16 for w in blocks)
+
+
+def test_8_bit_that_is_not_to_be_had(wide_ltx25, tiny_ltx25):
+    """It needs its kernels, or a CPU to show their numbers; a floor is for convolutions."""
+    small = load(tiny_ltx25, device="cpu", precision="int8")
+    assert small.precision == "bf16" and "its products and its attention" in dict(small.unused())["int8"]
+    vae = load(wide_ltx25, device="cpu", precision="int8")
+    for off in ({"triton_fusion": False}, {"min_db": 40.0}):
+        with_less = vae.with_options(dataclasses.replace(vae.options, **off))
+        assert with_less.precision == "bf16" and "int8 is not to be had" in dict(with_less.unused())["int8"]
+    programs = vae.architecture.programs(vae.model.config)
+    assert why_no_8_bit(programs, torch.bfloat16, "no Triton") == "no Triton"
+    assert why_no_8_bit(programs, torch.bfloat16, not_fused(programs, torch.bfloat16)) is None
+
+
+def test_8_bit_launches():
+    """The kernels that the published decoder launches in 8 bit are those of 16 bit, and three more."""
+    config, here = ARCHITECTURE.published.config, prebuilt("RTX 5070 Ti", 120, "C")
+    exact, *eight = (
+        {one.kernel for one in launches(ARCHITECTURE, config, "decoder", torch.bfloat16, DEFAULTS, here=here, kind=k)}
+        for k in (None, "int8", "fp8")
+    )
+    narrow = {f"blocks.narrow_{name}_kernel" for name in ("added", "gated", "projected")}
+    assert all(found - exact == narrow for found in eight)
+    assert exact - eight[0] == {"blocks.gated_kernel", "blocks.projected_kernel"}
 
 
 def test_published():

@@ -347,6 +347,21 @@ def wide_calls(here: Target):
     return calls
 
 
+def narrow_calls(here: Target, kind: torch.dtype):
+    """Call the 8-bit products of LTX-2.5's last blocks, at the published widths."""
+    rows, width, inner = 112640, 256, 1024
+    x, bias, keys = meta(rows, width, dtype=BF16), meta(2 * inner, dtype=BF16), meta(rows, 2, 4, 64, dtype=BF16)
+    codes, scales = meta(rows, inner, dtype=kind), meta(rows, inner // blocks.GROUP)
+    with cross_compile.recorded() as calls, using(here):
+        weight, place = meta(3 * width, width, dtype=kind), blocks.Place(0, 176, 320)
+        blocks.projected(x, weight, bias, meta(2, 64), meta(512, 32, 2), place, 1e-6, None, keys, columns=meta(768))
+        weight = meta(2 * inner, width, dtype=kind)
+        blocks.gated_product(x, weight, bias, 1e-6, codes, columns=meta(2 * inner), scales=scales)
+        more, down = (x, meta(width, width, dtype=BF16)), meta(width, inner, dtype=kind)
+        blocks.added(x, codes, down, bias, more, columns=meta(width), scales=scales)
+    return calls
+
+
 def cases(sm: int):
     """(name, recorded call) for one generation: every schedule of its table with every operand type that uses it."""
     here = capabilities(f"sm_{sm}", sm, triton_version())
@@ -408,6 +423,9 @@ def cases(sm: int):
             yield f"tokens {str(kind).split('.')[1]} {i}", call
     for i, call in enumerate(product_calls(here)):
         yield f"conv int8 product of tokens {i}", call
+    for kind in (INT8, FP8) if here.fp8 else (INT8,):
+        for i, call in enumerate(narrow_calls(here, kind)):
+            yield f"blocks {str(kind).split('.')[1]} {i}", call
     for i, call in enumerate(mixing_calls()):
         yield f"mixing {i}", call
     for i, call in enumerate(pixel_network_calls(here)):

@@ -1,0 +1,130 @@
+"""Weights of transformer blocks as their products take them, in 16 bit or for the most part in 8 bit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.blocks import fuses
+from ...kernels.targets import kernels_for
+from ..products import coded
+
+
+class Weight(nn.Module):
+    """A norm without a bias."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+
+class Attention(nn.Module):
+    """Parameters of one block's attention."""
+
+    def __init__(self, width: int, head: int) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.q_norm, self.k_norm = Weight(head), Weight(head)
+
+
+class Gate(nn.Module):
+    """Parameters of one block's gated products."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        inner = -(-4 * width // 16) * 16
+        self.w_up, self.w_gate = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.w_down = nn.Linear(inner, width, bias=False)
+
+
+class Block(nn.Module):
+    """x += attention(norm1(x)); x += gate(norm2(x))."""
+
+    def __init__(self, width: int, head: int) -> None:
+        super().__init__()
+        self.norm1, self.attn, self.norm2, self.mlp = Weight(width), Attention(width, head), Weight(width), Gate(width)
+
+
+class Scales(NamedTuple):
+    """Scales of the rows of a block's 8-bit weights, float32."""
+
+    qkv: Tensor
+    gates: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A block's weights as its products take them. bound: no logit exceeds it. fused: the norms are part of the weights
+    after them. gates: the product in SiLU and the other; fused: one with the rows of both in turn. scales: of fused
+    8-bit products; the one behind the attention and that of the context are in 16 bit, because memory limits both."""
+
+    fused: bool
+    scales: Scales | None
+    norm1: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor
+    norms: Tensor
+    proj: Tensor
+    proj_bias: Tensor
+    norm2: Tensor
+    gates: list[Tensor]
+    biases: list[Tensor] | None
+    down: Tensor
+    context: Tensor | None
+    context_bias: Tensor | None
+    bound: float
+
+    @classmethod
+    def of(
+        cls, block: Block, modulation: Tensor | None = None, context: nn.Linear | None = None, kind: str | None = None
+    ) -> Weights:
+        """Take a block's weights.
+
+        Args:
+            modulation: float32 [4, C]: scale and shift after the first norm, scale and shift after the second.
+            context: the product that is added to its input.
+            kind: type of 8-bit operands, "fp8" or "int8", of a block that the fused products take; None: all are those
+                of the weights.
+        """
+        a, m, dtype = block.attn, block.mlp, block.attn.qkv.weight.dtype
+        width, head = a.proj.weight.shape[0], a.q_norm.weight.shape[0]
+        # A CPU shows the numbers that a GPU's 8-bit kernels have.
+        fused = kind is not None or kernels_for(a.qkv.weight.device, "auto") is not None
+        fused = fused and fuses(width, head, dtype)
+        narrow = fused and kind is not None
+        norm1, norm2, shift1, shift2 = block.norm1.weight.float(), block.norm2.weight.float(), None, None
+        if modulation is not None:
+            scale1, shift1, scale2, shift2 = modulation
+            norm1, norm2 = norm1 * (1.0 + scale1), norm2 * (1.0 + scale2)
+
+        def normed(t: Tensor, norm: Tensor) -> Tensor:
+            made = t.float() * norm if fused else t
+            return made if narrow else made.to(dtype)
+
+        qkv, qkv_bias, down, scales = a.qkv.weight, a.qkv.bias.float(), m.w_down.weight, None
+        gates, biases = [m.w_gate.weight, m.w_up.weight], None
+        if shift1 is not None:
+            qkv_bias = qkv_bias + qkv.float() @ shift1
+            biases = [t.float() @ shift2 for t in gates]
+        if fused:  # one product has the rows of both in turn
+            gates = [normed(torch.stack(gates, 1).flatten(0, 1), norm2)]
+            biases = None if biases is None else [torch.stack(biases, 1).flatten()]
+        proj_bias = a.proj.bias.float()
+        if not fused:  # weights of a softmax sum up to 1: the values' bias reaches the result as it is
+            proj_bias = proj_bias + a.proj.weight.float() @ qkv_bias[2 * width :]
+        norms = torch.stack((a.q_norm.weight.float() * head**-0.5, a.k_norm.weight.float()))
+        qkv = normed(qkv, norm1)
+        if narrow:
+            (qkv, of_qkv), (gates[0], of_gates), (down, of_down) = (coded(t, kind) for t in (qkv, gates[0], down))
+            scales = Scales(of_qkv, of_gates, of_down)
+        bound = math.inf if norms.is_meta else head * float(norms.abs().amax(1).prod())
+        return cls(
+            fused, scales, norm1.to(dtype), qkv, qkv_bias.to(dtype), norms, a.proj.weight, proj_bias.to(dtype),
+            norm2.to(dtype), gates, None if biases is None else [b.to(dtype) for b in biases], down,
+            None if context is None else context.weight, None if context is None else context.bias, bound,
+        )  # fmt: skip
