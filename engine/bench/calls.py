@@ -152,7 +152,7 @@ class Watch:
 
 
 def in_turns(
-    calls: dict[str, Callable[[], Any]], runs: int, device: torch.device, clock: Callable[[], float] = time.perf_counter
+    calls: dict[str, Callable[[], Any]], runs: int, device: torch.device
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Time several calls in turns, in reversed order every other turn.
 
@@ -160,7 +160,6 @@ def in_turns(
         calls: the operations by name.
         runs: turns after the first one.
         device: device that the calls run on.
-        clock: returns seconds.
 
     Returns: the seconds of each call, the first one included, and the last results, both by name.
     """
@@ -169,10 +168,10 @@ def in_turns(
     for turn in range(runs + 1):
         for who in sorted(calls, reverse=turn % 2 == 1):
             results.pop(who, None)
-            began = clock()
+            began = time.perf_counter()
             results[who] = calls[who]()
             synchronize(device)
-            seconds[who].append(clock() - began)
+            seconds[who].append(time.perf_counter() - began)
     return seconds, results
 
 

@@ -167,7 +167,7 @@ class Bench:
 
     def _first(self, case: Case, inputs: Tensor) -> Tensor:
         """Return the part of a case's input that is compared with fp32, as a clip of its own."""
-        latents = self._latents(min(case.frames, max(self.reference_frames, 1)))
+        latents = self.architecture.latents(min(case.frames, max(self.reference_frames, 1)))
         if self.architecture.still:
             return inputs[:latents]
         if case.half == "decoder":
@@ -215,10 +215,7 @@ class Bench:
     def _size(self, case: Case) -> tuple[int, int, int]:
         """Return (latents, height, width) of the latent."""
         spatial = self.architecture.spatial
-        return self._latents(case.frames), case.height // spatial, case.width // spatial
-
-    def _latents(self, frames: int) -> int:
-        return self.architecture.latents(frames)
+        return self.architecture.latents(case.frames), case.height // spatial, case.width // spatial
 
     def _base(self, case: Case, vae: VideoVAE) -> dict[str, Any]:
         work = speed_limit.work(vae.architecture, vae.model.config, case.half, *self._size(case))

@@ -105,8 +105,10 @@ def _interruptible() -> Iterator[None]:
 
 
 def _parser(command: str | None) -> argparse.ArgumentParser:
+    from ... import __version__
+
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Decode and encode video VAE latents.")
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {_version()}")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
         if name == command:
@@ -114,12 +116,6 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         else:
             subparsers.add_parser(name, help=text)
     return parser
-
-
-def _version() -> str:
-    from ... import __version__
-
-    return __version__
 
 
 def _fail(message: str) -> int:

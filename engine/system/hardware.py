@@ -87,6 +87,7 @@ class Hardware:
 def survey(kernels: str = "auto") -> Hardware:
     """Survey this machine. It starts the CUDA driver where there is one, and is otherwise cheap. kernels: the requested
     ones."""
+    here = _probe(lambda: _kernel_target(kernels), None)
     return Hardware(
         system=_probe(platform.platform, "unknown"),
         python=platform.python_version(),
@@ -98,9 +99,9 @@ def survey(kernels: str = "auto") -> Hardware:
         packages={name: _installed(distributions) for name, distributions in OPTIONAL.items()},
         gpus=_probe(_gpus, ()),
         gpu_problem=_probe(_gpu_problem, "CUDA could not be asked"),
-        kernels=_probe(lambda: _kernel_target(kernels).kernels, False),
-        kernel_limits=_probe(lambda: _kernel_target(kernels).notes, ()),
-        kernel_words=_probe(lambda: _kernel_target(kernels).words, ""),
+        kernels=here is not None and here.kernels,
+        kernel_limits=() if here is None else here.notes,
+        kernel_words="" if here is None else here.words,
     )
 
 
