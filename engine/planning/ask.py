@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+
+from ..system.memory import GIB, in_gb
+from . import refusals
+
+#: Least bytes beside a run that messages name.
+WORTH_SAYING = GIB // 10
 
 
 @dataclass(frozen=True)
@@ -34,3 +40,10 @@ class Ask:
     #: The noise of the whole clip is drawn at once, and waits in host memory; cpu: as of `Limits`.
     drawn: bool = True
     cpu: bool = False
+    #: Bytes that this process holds apart from the run, for messages.
+    beside: int = field(default=0, compare=False)
+
+    def told(self, target: int | None) -> str:
+        """Return a target in words, with what this process holds beside the run and the target leaves out."""
+        held, left = in_gb(self.beside), in_gb(target)
+        return refusals.BESIDE.format(left=left, held=held) if self.beside >= WORTH_SAYING else left

@@ -29,7 +29,8 @@ class Limits:
     target: bytes on the device, weights included; None: no limit. room: bytes up to which "auto" may raise the target;
     None: it may not. host: bytes of histories parked in host memory; None: no limit, 0: no parking, as on a CPU.
     option: name of the option that raises the target, for refusals. cpu: the device is the CPU, so that what waits in
-    host memory takes of the target, too.
+    host memory takes of the target, too. beside: bytes that this process holds apart from the run, which target and
+    room leave out.
     """
 
     target: int | None = None
@@ -37,6 +38,7 @@ class Limits:
     host: int | None = 0
     option: str = "vram_gb"
     cpu: bool = False
+    beside: int = 0
 
     def shared(self, runs: int, device: torch.device) -> Limits:
         """Return the limits of one of `runs` simultaneous runs, each on its own device; they share host memory."""
@@ -100,8 +102,8 @@ class Machine:
         """Return the limits of a run with the memory options of this request."""
         r = request
         option = "vram_gb" if self.card is not None or r.vram_gb else "ram_gb"
-        target = self.target(r.vram_gb, r.ram_gb)[0]
-        return Limits(target, self.room(r.vram_gb), self.host(r.ram_gb), option, self.device.type == "cpu")
+        target, host = self.target(r.vram_gb, r.ram_gb)[0], self.host(r.ram_gb)
+        return Limits(target, self.room(r.vram_gb), host, option, self.device.type == "cpu", self.foreign)
 
     def target(self, vram_gb: float | None, ram_gb: float | None) -> tuple[int | None, str]:
         """Return the bytes that a run may use on the device, weights included (None: unknown), and the figure's origin.

@@ -91,7 +91,7 @@ class Planner:
         check_frame(self._program(half), *size[1:])
         band = request.tile if request.tiling == "exact" else 0
         ask = Ask(half, *size, request.chunk, request.dtype, band, limits.host, rest, check, limits.option,
-                  request.native_blend, drawn, limits.cpu)  # fmt: skip
+                  request.native_blend, drawn, limits.cpu, limits.beside)  # fmt: skip
         self._eager.check_noise(ask)
         if self._native is not None:
             return self._own_tiles(ask, request, limits)
@@ -182,7 +182,7 @@ class Planner:
             notes += [refusals.APPROXIMATE, self._no_whole(used, limit, refusals.SMALLER)]
         if limit != target:
             why = refusals.NOTHING_SMALLER if plan.tiled else refusals.FOR_OWN_TILES if plan.own else refusals.FOR_WHOLE
-            notes.append(refusals.RAISED.format(target=in_gb(target), room=in_gb(limit), why=why))
+            notes.append(refusals.RAISED.format(target=ask.told(target), room=in_gb(limit), why=why))
         if used.chunk != ask.chunk:
             notes.append(refusals.CHUNK_UNUSED.format(chunk=ask.chunk))
         raised = limit if limit != target else None
@@ -332,7 +332,7 @@ class Planner:
     def _needs(self, ask: Ask, tiles: Grid, target: int | None) -> dict[str, str]:
         """Return the fields of every refusal: the frame, its memory in these tiles, the target and the option."""
         needs = in_gb(self._least(ask, tiles))
-        return {"size": self._size(ask), "needs": needs, "target": in_gb(target), "option": ask.option}
+        return {"size": self._size(ask), "needs": needs, "target": ask.told(target), "option": ask.option}
 
     def _smallest(self, ask: Ask) -> str:
         program = self._program(ask.half)
@@ -380,7 +380,7 @@ class Planner:
         if ask.host == 0 or not self._can_fuse(ask):
             return "bands need parked histories, which only the fused kernels on a GPU have"
         least = self._sizes(ask, tiles, self._step(ask, 1, 1), Parking(None, 0, rows=ask.band))
-        needs = f"{in_gb(self._besides(ask.half, True) + least.device)}, and the target is {in_gb(target)}"
+        needs = f"{in_gb(self._besides(ask.half, True) + least.device)}, and the target is {ask.told(target)}"
         if ask.host is not None:
             needs += f"; {in_gb(least.host)} of host memory, and ram_gb allows {in_gb(ask.host)}"
         return f"its bands need {needs}"

@@ -40,6 +40,7 @@ SMALLER = "or use smaller frames to have them exact"
 
 APPROXIMATE = "blended tiles are approximate"
 RAISED = "the target of {target} is raised to the {room} that are free: {why}"
+BESIDE = "{left} (other models and data of this program hold {held})"
 NOTHING_SMALLER = "nothing smaller fits"
 FOR_WHOLE = "whole frames need it"
 FOR_OWN_TILES = "it needs them"

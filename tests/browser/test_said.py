@@ -22,7 +22,7 @@ console.log(JSON.stringify(texts.map((text) => translatedAll(text, known))));
 FIGURES = {
     "size": "1280x720", "needs": "9.84 GB", "target": "4.00 GB", "room": "11.50 GB", "gpu": "6.31 GB",
     "ram": "56.61 GB", "allowed": "30.00 GB", "tile_px": 96, "overlap_px": 32, "chunk": 8, "fits": 3,
-    "why": refusals.NOTHING_SMALLER,
+    "why": refusals.NOTHING_SMALLER, "left": "0.00 GB", "held": "13.00 GB",
 }  # fmt: skip
 #: Of people's settings and units; all else is in Chinese.
 KEPT = {"vram_gb", "ram_gb", "tile", "overlap", "chunk", "tiling", "auto", "blended", "fp", "bf", "GB", "x"}
@@ -46,8 +46,10 @@ def filled() -> list[str]:
     for more in (refusals.LEANER, refusals.MORE_OF_BOTH, refusals.MORE_RAM):
         ways.append(more.format(**FIGURES, ways=refusals.TILED))
     texts = [text for name, text in vars(refusals).items() if name.isupper()]
+    beside = FIGURES | {"target": refusals.BESIDE.format(**FIGURES)}
     return [
-        labelled(text.format(**FIGURES, ways=way, option=option))
+        labelled(text.format(**figures, ways=way, option=option))
+        for figures in (beside, FIGURES)
         for text in texts
         for way in (ways if "{ways}" in text else [""])
         for option in (("vram_gb", "ram_gb") if "{option}" in text else [""])

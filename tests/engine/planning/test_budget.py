@@ -41,6 +41,7 @@ def test_cuda_target(monkeypatch, free, reserved, allocated, asked, expected):
     limits = budget.Machine.now(GPU, held).limits(Request(vram_gb=asked, ram_gb=3))
     room = limits.room
     assert (limits.target, limits.host, limits.option) == (expected * GIB, 3 * GIB, "vram_gb")
+    assert limits.beside == (allocated * GIB - held)
     if asked:
         assert room is None  # the user's word is not raised
     else:

@@ -8,9 +8,7 @@ from zerowaste_vae.engine.errors import InputError, PlanError
 from zerowaste_vae.engine.kernels.exact import as_products
 from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.request import Request
-
-GIB = 1 << 30
-
+from zerowaste_vae.engine.system.memory import GIB, in_gb
 
 SIZE = 8, 40, 60
 
@@ -121,6 +119,12 @@ def test_raised_target(vae, half):
     assert (raised.tiled, raised.raised) == (False, room)
     assert target < raised.peak_bytes <= room
     assert "target of" in raised.describe() and "is raised to" in raised.describe()
+    crowded = vae.planner.plan(half, SIZE, limits=Limits(0, room, beside=13 * GIB))
+    held = "0.00 GB (other models and data of this program hold 13.00 GB)"
+    assert f"the target of {held} is raised to the {in_gb(room)} that are free: whole frames need it" in crowded.note
+    with pytest.raises(PlanError) as refused:
+        vae.planner.plan(half, SIZE, limits=Limits(0, beside=13 * GIB))
+    assert f"and the target is {held}: raise vram_gb" in str(refused.value)
     blended = vae.planner.plan(half, SIZE, limits=Limits(target))  # the user's own target is not
     assert blended.tiled
     assert blended.peak_bytes <= target
