@@ -2,13 +2,16 @@
 
     PYTHONPATH=FOLDER python tools/build_kernels.py [--sets A,B,C,D] [--families NAME,...] [--out DIR] [--cache DIR]
     PYTHONPATH=FOLDER python tools/build_kernels.py --tests --out DIR [--sets C] [--cache DIR]
-    PYTHONPATH=FOLDER python tools/build_kernels.py --check [--sets ...] [--jobs N]
+    PYTHONPATH=FOLDER python tools/build_kernels.py --check [--rebuild] [--sets ...] [--jobs N] [--cache DIR]
 
 FOLDER holds this checkout as zerowaste_vae. Needs Triton 3.6.0 and no GPU. Two builds are the same bytes. A build that
-was ended goes on where it was with --cache, and one after a change compiles only the kernels that it changed. --check
-compiles nothing that is there: it asks whether the sets hold every kernel that a plan can launch, whether each fits its
-cards' shared memory and is assembled for all of them without spills, and whether the code is still what it was. The
-sets are rebuilt last, once a change of kernels is done, by one person: each build is megabytes of history.
+was ended goes on where it was with --cache, as a check does, and one after a change compiles only the kernels that it
+changed. The sets are rebuilt last, once a change of kernels is done, by one person: each build is megabytes of history.
+
+--check asks whether the sets hold every kernel that a plan can launch, whether each fits its cards' shared memory and
+is assembled for all of them without spills, and whether the code is still what it was. It writes nothing but the cache,
+prints what is wrong, and its exit code is 1 then. With --rebuild it also compiles everything again, in another folder,
+and compares the files byte by byte: give it a cache that this checkout's sets were not built with.
 
 --tests copies the sets and adds the kernels of the GPU tests' models, whose widths no published file has; with
 ZEROWASTE_SETS=DIR the tests run them without Triton.
@@ -24,6 +27,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+import tempfile
 import time
 import zlib
 from collections import defaultdict
@@ -32,16 +36,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import kernels_checked
 import kernels_wanted
 import lower_kernels
-from zerowaste_vae.engine.kernels.cards import SHARED_KIB
-from zerowaste_vae.engine.kernels.prebuilt.keys import SOURCES, Key
+from zerowaste_vae.engine.kernels.prebuilt.keys import Key
 from zerowaste_vae.engine.kernels.prebuilt.library import FOLDER, MADE_OF, Library
 
 SETS = tuple(lower_kernels.FORMS)
 _BEGAN = time.monotonic()
-#: All files together.
-MOST_BYTES = 15 << 20
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,22 +53,28 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the sets (default: the checkout's)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="assemble one of N kernels (default: all)")
-    parser.add_argument("--check", action="store_true", help="check the sets in the folder; write nothing")
+    parser.add_argument("--check", action="store_true", help="check the sets in the folder; change nothing in it")
+    parser.add_argument("--rebuild", action="store_true", help="with --check: build them again, and compare the files")
     parser.add_argument("--tests", action="store_true", help="copy the sets to --out and add the tests' kernels")
-    parser.add_argument("--cache", type=Path, help="keep compiled kernels in this folder, and take them from there")
+    parser.add_argument("--cache", type=Path, help="keep what was walked, compiled and assembled in this folder, "
+                        "and take it from there")  # fmt: skip
     args = parser.parse_args(argv)
     names, families = args.sets.split(","), frozenset(filter(None, args.families.split(","))) or None
     if not set(names) <= set(SETS):
         parser.error(f"--sets {args.sets}: there are {', '.join(SETS)}")
     if args.tests and args.out.resolve() == FOLDER:
         parser.error("--tests: give a folder with --out, these kernels do not ship")
-    if not args.check and lower_kernels.triton.__version__ != lower_kernels.VERSION:
+    if args.rebuild and not args.check:
+        parser.error("--rebuild goes with --check")
+    if (args.rebuild or not args.check) and lower_kernels.triton.__version__ != lower_kernels.VERSION:
         parser.error(f"Triton {lower_kernels.triton.__version__} is here: sets are made with {lower_kernels.VERSION}")
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         each = functools.partial(pool.imap, chunksize=1)
         if args.check:
-            found = check(args.out, names, families, each, args.every)
-            print("\n".join(found) or "all checks passed", flush=True)
+            found = kernels_checked.check(args.out, names, families, each, args.every, args.cache)
+            if args.rebuild:
+                found += differing(args.out, names, families, each, args.cache)
+            print("\n".join(found), f"{len(found)} lines of what is wrong" if found else "all checks passed", sep="\n")
             return int(bool(found))
         failed = (add_tests if args.tests else build)(args.out, names, families, each, args.cache)
         print("".join(f"{line}\n" for line in failed), end="", file=sys.stderr)
@@ -88,7 +96,7 @@ def build(
     there: set[Key] = set()
     raw: dict[tuple[str, str], bytes] = {}
     failed: list[str] = []
-    kernels_wanted.walk(names, families, each)
+    kernels_wanted.walk(names, families, each, cache)
     wanted = {name: kernels_wanted.wanted(name, families, each) for name in names}
     for name, made in compiled(wanted, each, cache, failed).items():
         there |= set(made)
@@ -104,8 +112,19 @@ def build(
     told["code"] = sha256(json.dumps(told["samples"], sort_keys=True).encode()).hexdigest()[:16]
     write(out, told, raw, each)
     size = sum(path.stat().st_size for path in out.iterdir())
-    print(f"{out}: {size / 2**20:.2f} MiB", flush=True)
+    print(f"{out}: {size / 1e6:.2f} MB", flush=True)
     return failed
+
+
+def differing(
+    folder: Path, names: list[str], families: frozenset[str] | None, each: kernels_wanted.Each, cache: Path | None
+) -> list[str]:
+    """Build the sets again, and return which files in a folder are not the same bytes. Arguments as of `build`."""
+    with tempfile.TemporaryDirectory() as again:
+        failed = build(Path(again), names, families, each, cache)
+        first, second = ({path.name: path.read_bytes() for path in one.iterdir()} for one in (folder, Path(again)))
+    other = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
+    return failed + [f"{name} is not the same bytes in a second build" for name in other]
 
 
 def compiled(
@@ -244,54 +263,6 @@ def _samples(name: str, keys: Iterable[Key], each: kernels_wanted.Each) -> list[
 
 def _code(what: tuple[Key, str]) -> str:
     return lower_kernels.code(*what)
-
-
-# -- check -------------------------------------------------------------------------------------------------------------
-
-
-def check(
-    folder: Path, names: list[str], families: frozenset[str] | None, each: kernels_wanted.Each, every: int = 1
-) -> list[str]:
-    """Return what is wrong with the sets in a folder, one line each. every: one of so many kernels is assembled."""
-    library, found = Library(folder), []
-    size = sum(path.stat().st_size for path in folder.iterdir())
-    if size > MOST_BYTES:
-        found.append(f"{size >> 20} MiB of files, more than {MOST_BYTES >> 20}")
-    kernels_wanted.walk(names, families, each)
-    for name in names:
-        keys = sorted(kernels_wanted.wanted(name, families, each), key=str)
-        lacking = [one for one in keys if not library.has(name, one)]
-        found += [f"set {name} lacks {one}" for one in lacking]
-        there = library.kernels(name, [one for one in keys if library.has(name, one)])
-        for one, text in there.items():
-            if text.shared > SHARED_KIB << 10:
-                found.append(f"set {name}: {one} takes {text.shared} bytes of shared memory")
-        cards, some = lower_kernels.FORMS[name].cards, list(there)[::every]
-        asked = [(there[one].ptx.decode("ascii"), card) for one in some for card in cards]
-        wrong = list(each(_assembled, asked))
-        places = [one for one in some for _ in cards]
-        found += [f"set {name}: {one}: {why}" for one, why in zip(places, wrong, strict=True) if why]
-        print(f"set {name}: {len(keys)} kernels, {len(lacking)} lacking, {len(asked)} assembled", flush=True)
-    return found + stale(folder, names)
-
-
-def stale(folder: Path, names: list[str]) -> list[str]:
-    """Return which sets were made of other code than this checkout's, by samples of each function's."""
-    index, found = json.loads((folder / "index.json").read_bytes()), []
-    for name in names:
-        for kernel, constants, types, code in index["samples"].get(name, []):
-            one = Key(kernel, tuple((n, v) for n, v in constants), tuple(types))
-            try:
-                same = kernel in SOURCES and lower_kernels.code(one, name) == code
-            except Exception:  # Triton finds other arguments than it was called with
-                same = False
-            if not same:
-                found.append(f"set {name}: the code of {kernel} is another one than what it was made of")
-    return found
-
-
-def _assembled(what: tuple[str, int]) -> str | None:
-    return lower_kernels.assembled(*what)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
+import pickle
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import zerowaste_vae
 from zerowaste_vae import demo_vae_path
 from zerowaste_vae.engine.archs import ARCHITECTURES, Architecture, detect
 from zerowaste_vae.engine.checkpoints import read_checkpoint
@@ -49,6 +53,11 @@ class Use(NamedTuple):
     kind: str | None
     fast: bool
     options: Options
+
+    def __str__(self) -> str:
+        form = self.kind or ("fp16 sums" if self.fast else "16 bit")
+        toggled = " winograd" * self.options.winograd + " uncomposed" * (not self.options.composed_upsample)
+        return f"{self.family} {self.half} {str(self.dtype).removeprefix('torch.')} {form}{toggled}"
 
     @property
     def policies(self) -> bool:
@@ -119,13 +128,15 @@ def walked(
     return _walked[name, families]
 
 
-def walk(names: Iterable[str], families: frozenset[str] | None = None, each: Each = map) -> None:
+def walk(
+    names: Iterable[str], families: frozenset[str] | None = None, each: Each = map, cache: Path | None = None
+) -> None:
     """Walk the uses of several forms, and of those that they share kernels with, side by side. Arguments as for
-    `walked`, which remembers them."""
+    `walked`, which remembers them. cache: folder of what the same code walked before, which is added to."""
     forms = dict.fromkeys(one for name in names for one in MADE_OF[name] if (one, families) not in _walked)
     ways = [(way, form) for form in forms for way in uses(form, families)]
     _walked.update({(form, families): {} for form in forms})
-    for (way, form), found in zip(ways, each(_launches, ways), strict=True):
+    for (way, form), found in zip(ways, each(_launches, [(*one, cache) for one in ways]), strict=True):
         _walked[form, families][way] = found
 
 
@@ -217,9 +228,25 @@ def _tuned(gpu_models: Any, here: Target) -> Iterator[Key]:
                 yield from known(half=half, schedules={layer.kind: schedule})
 
 
-def _launches(what: tuple[Use, str]) -> tuple[frozenset[Key], frozenset[Key]]:
-    way, name = what
-    return way.launches(card(name))
+def _launches(what: tuple[Use, str, Path | None]) -> tuple[frozenset[Key], frozenset[Key]]:
+    way, name, cache = what
+    path = cache and cache / "walks" / sha256(repr((_code(), name, way)).encode()).hexdigest()
+    if path and path.is_file():
+        return pickle.loads(path.read_bytes())
+    found = way.launches(card(name))
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(pickle.dumps(found))
+        part.replace(path)
+    return found
+
+
+@functools.cache
+def _code() -> str:
+    """Return a digest of the code that a walk goes through."""
+    files = [Path(__file__), *sorted(Path(zerowaste_vae.__file__).parent.glob("engine/**/*.py"))]
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def card(name: str) -> Target:

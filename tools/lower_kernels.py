@@ -34,21 +34,25 @@ FAST_FP8 = "8.7"
 
 
 class Form(NamedTuple):
-    """sm: what Triton lowers for. target, version: what the PTX says, and drivers must read. cards: compute
-    capabilities that ptxas must take it for."""
+    """sm: what Triton lowers for. target, version: what the PTX says, and drivers must read."""
 
     sm: int
     target: str
     version: str
-    cards: tuple[int, ...]
 
 
 FORMS = {
-    "A": Form(80, "sm_80", "8.5", (80, 86, 89)),
-    "C": Form(120, "sm_90", "8.5", (90, 120)),
-    "B": Form(89, "sm_89", "8.5", (89,)),
-    "D": Form(120, "sm_120a", "8.7", (120,)),
+    "A": Form(80, "sm_80", "8.5"),
+    "C": Form(120, "sm_90", "8.5"),
+    "B": Form(89, "sm_89", "8.5"),
+    "D": Form(120, "sm_120a", "8.7"),
 }
+
+
+#: Set -> the compute capabilities whose ptxas has to take its kernels.
+CARDS = {"A": (80, 86, 89, 120), "B": (89, 120), "C": (90, 120), "D": (120,)}
+#: Those of them that are asked while kernels are built.
+ASKED = {"A": (86, 120), "B": (89, 120), "C": (120,), "D": (120,)}
 
 
 class Lowered(NamedTuple):
@@ -59,6 +63,14 @@ class Lowered(NamedTuple):
     shared: int
     warps: int
     maps: tuple[tuple[int, int, int, tuple[int, ...]], ...]
+
+
+class Assembled(NamedTuple):
+    """The result of ptxas: a thread's registers and the bytes that it spills (stored and loaded), or why it refused."""
+
+    registers: int
+    spilled: int
+    refused: str = ""
 
 
 class LoweringError(Exception):
@@ -83,7 +95,7 @@ def lowered(key: Key, name: str) -> Lowered:
         raise LoweringError("it needs scratch memory or clusters")
     maps = tuple((m["swizzle"], ELEMENTS[m["elem_type"]], m["elem_size"], tuple(m["block_size"]))
                  for m in meta.get("tensordesc_meta") or ())  # fmt: skip
-    return Lowered(_plain(text, form), meta["shared"], meta["num_warps"], maps)
+    return Lowered(_unspilled(_plain(text, form), name, meta["num_warps"]), meta["shared"], meta["num_warps"], maps)
 
 
 def source(key: Key, name: str) -> str:
@@ -155,10 +167,21 @@ def _plain(text: str, form: Form) -> str:
     return text
 
 
-def assembled(text: str, sm: int) -> str | None:
-    """Assemble PTX for a card with the ptxas that Triton brings. Returns what is wrong; None: it fits and spills
-    nothing."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin" / ("ptxas-blackwell" if sm >= 100 else "ptxas")
+def _unspilled(text: str, name: str, warps: int) -> str:
+    """Return a kernel's text with a hint that it may take all registers, where ptxas spills although some are left (so
+    that more blocks fit a processor)."""
+    hinted = re.sub(r"^(\.reqntid .*)$", rf"\1\n.maxnreg {min(255, 2048 // warps)}", text, count=1, flags=re.M)
+    for sm in ASKED[name]:
+        usual = assembled(text, sm)
+        if usual.spilled and assembled(hinted, sm).spilled < usual.spilled:
+            return hinted
+    return text
+
+
+def assembled(text: str, sm: int) -> Assembled:
+    """Assemble PTX for a compute capability with the ptxas that Triton brings."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin"
+    tool /= "ptxas-blackwell" if sm >= 100 else "ptxas"
     target = f"sm_{sm}a" if ".target sm_120a" in text else f"sm_{sm}"
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
@@ -166,6 +189,6 @@ def assembled(text: str, sm: int) -> str | None:
         command = [str(tool), "-v", f"--gpu-name={target}", "-o", str(made), str(source)]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        return f"ptxas for {target}: {done.stderr.strip().splitlines()[0]}"
-    spills = sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
-    return f"{spills} bytes spilled on {target}" if spills else None
+        return Assembled(0, 0, f"ptxas for {target}: {done.stderr.strip().splitlines()[0]}")
+    registers, spills = (map(int, re.findall(word, done.stderr)) for word in (r"Used (\d+) reg", r"(\d+) bytes spill"))
+    return Assembled(max(registers, default=0), sum(spills))

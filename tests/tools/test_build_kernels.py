@@ -28,12 +28,15 @@ def tool(load_tool):
 
 @pytest.fixture
 def compiler(tool, monkeypatch):
-    """In place of Triton's: texts that name their key. Its `wrong` is what assembling says."""
+    """In place of Triton's: texts that name their key. Its `wrong` is what assembling says, `asked` what for."""
     lower = sys.modules["lower_kernels"]
 
     class Compiler:
-        wrong = None
+        wrong = lower.Assembled(64, 0)
         code = "0"
+
+        def __init__(self):
+            self.asked = []
 
     made = Compiler()
 
@@ -44,9 +47,14 @@ def compiler(tool, monkeypatch):
     monkeypatch.setattr(lower, "lowered", lowered)
     monkeypatch.setattr(lower, "source", lambda key, name: f"{key.digest}-{made.code}")
     monkeypatch.setattr(lower, "code", lambda key, name: made.code)
-    monkeypatch.setattr(lower, "assembled", lambda text, sm: made.wrong)
-    monkeypatch.setattr(lower, "VERSION", lower.triton.__version__)
+    monkeypatch.setattr(lower, "assembled", lambda text, sm: made.asked.append((text, sm)) or made.wrong)
+    monkeypatch.setattr(lower, "VERSION", sys.modules["lower_kernels"].triton.__version__)
     return made
+
+
+@pytest.fixture
+def checked(compiler):
+    return sys.modules["kernels_checked"]
 
 
 @pytest.fixture(scope="module")
@@ -64,25 +72,97 @@ def test_what_is_packed_is_read_again(tool, compiler, wanted, tmp_path):
     assert first == second and "A.minimaxh3-int8.xz" in first and "B.minimaxh3-fp8.xz" in first
 
 
-def test_the_check_finds_what_is_wrong(tool, compiler, wanted, tmp_path):
+def test_the_check_finds_what_is_wrong(tool, compiler, checked, wanted, tmp_path, capsys):
     tool.build(tmp_path, ["A"], FEW, map)
-    assert tool.check(tmp_path, ["A"], FEW, map) == []
-    compiler.wrong = "8 bytes spilled on sm_86"
-    found = tool.check(tmp_path, ["A"], FEW, map)
-    assert len(found) == 3 * len(wanted) and "spilled" in found[0]
-    compiler.wrong, compiler.code = None, "1"
-    found = tool.check(tmp_path, ["A"], FEW, map)
+    assert checked.check(tmp_path, ["A"], FEW, map) == []
+    assert sorted({sm for _, sm in compiler.asked}) == [80, 86, 89, 120]
+    assert len(compiler.asked) == 4 * len(wanted) == len(set(compiler.asked))
+    compiler.wrong = checked.Assembled(255, 8)
+    found = checked.check(tmp_path, ["A"], FEW, map)
+    assert len(found) == 4 * len(wanted) and found[0].endswith("8 bytes spilled on sm_80")
+    assert f"set A for sm_89: {len(wanted)} assembled, 0 refused, {len(wanted)} spill" in capsys.readouterr().out
+    compiler.wrong = checked.Assembled(0, 0, "ptxas for sm_80: no")
+    assert checked.check(tmp_path, ["A"], FEW, map)[0].endswith("ptxas for sm_80: no")
+    compiler.wrong, compiler.code = checked.Assembled(64, 0), "1"
+    found = checked.check(tmp_path, ["A"], FEW, map)
     assert len(found) == len({key.kernel for key in wanted}) and "another" in found[0]
     compiler.code, index = "0", json.loads((tmp_path / "index.json").read_text())
     lost, large = sorted(index["sets"]["A"]["kernels"])[:2]
     del index["sets"]["A"]["kernels"][lost]
     index["sets"]["A"]["kernels"][large][3] = 100 << 10
     (tmp_path / "index.json").write_text(json.dumps(index))
-    lacks, takes_more = tool.check(tmp_path, ["A"], FEW, map)
-    assert "lacks" in lacks and "shared memory" in takes_more
+    *lacks, takes_more = checked.check(tmp_path, ["A"], FEW, map)
+    assert lacks and all("form A lacks 1 kernels" in line and "minimaxh3" in line for line in lacks)
+    assert "shared memory" in takes_more
 
 
-def test_what_cannot_be_compiled_is_left_out_and_said(tool, compiler, wanted, tmp_path, monkeypatch):
+def test_a_card_is_asked_for_what_its_form_shares(checked):
+    """RTX 50 runs set A's and B's convolutions in forms C and D."""
+    from zerowaste_vae.engine.kernels.cards import CARDS, FORMS
+    from zerowaste_vae.engine.kernels.prebuilt.library import MADE_OF
+
+    for sm in (80, 86, 89, 120):
+        assert all(sm in checked.CARDS[name] for form in CARDS[sm].forms for name in MADE_OF[form])
+    assert checked.CARDS.keys() == FORMS.keys() and 90 in checked.CARDS["C"]
+
+
+def test_data_centre_cards_may_spill(tool, compiler, checked, tmp_path, monkeypatch):
+    monkeypatch.setattr(checked, "CARDS", {"A": (90,)})
+    tool.build(tmp_path, ["A"], FEW, map)
+    compiler.wrong = checked.Assembled(255, 8)
+    assert checked.check(tmp_path, ["A"], FEW, map) == []
+    compiler.wrong = checked.Assembled(0, 0, "ptxas for sm_90: no")
+    assert checked.check(tmp_path, ["A"], FEW, map)
+
+
+def test_a_check_that_was_ended_goes_on(tool, compiler, checked, wanted, tmp_path, monkeypatch):
+    """With what was assembled before; refusals are asked again."""
+    tool.build(tmp_path / "sets", ["A"], FEW, map)
+
+    def ended(text, sm):
+        if len(compiler.asked) == 50:
+            raise KeyboardInterrupt
+        compiler.asked.append((text, sm))
+        return compiler.wrong
+
+    compiler.wrong = checked.Assembled(255, 16)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sys.modules["lower_kernels"], "assembled", ended)
+        checked.check(tmp_path / "sets", ["A"], FEW, map, cache=tmp_path / "cache")
+    found = checked.check(tmp_path / "sets", ["A"], FEW, map, cache=tmp_path / "cache")
+    assert len(compiler.asked) == len(set(compiler.asked)) == len(found) == 4 * len(wanted)
+    assert found == checked.check(tmp_path / "sets", ["A"], FEW, map, cache=tmp_path / "cache")
+    assert len(compiler.asked) == 4 * len(wanted)
+    compiler.wrong = checked.Assembled(0, 0, "ptxas for sm_80: no")
+    for _ in range(2):
+        checked.check(tmp_path / "sets", ["A"], FEW, map, cache=tmp_path / "refused")
+    assert len(compiler.asked) == 3 * 4 * len(wanted)
+
+
+def test_a_second_build_is_compared(tool, compiler, tmp_path):
+    tool.build(tmp_path, ["A"], FEW, map)
+    assert tool.differing(tmp_path, ["A"], FEW, map, None) == []
+    file = tmp_path / "A.minimaxh3-int8.xz"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert tool.differing(tmp_path, ["A"], FEW, map, None) == [f"{file.name} is not the same bytes in a second build"]
+    file.unlink()
+    assert tool.differing(tmp_path, ["A"], FEW, map, None) == [f"{file.name} is not the same bytes in a second build"]
+
+
+def test_what_was_walked_before_is_not_walked_again(tool, tmp_path, monkeypatch):
+    """Until the code is another one."""
+    walks, walked = sys.modules["kernels_wanted"], []
+    use = next(one for one in walks.uses("A", FEW) if one.kind is None)
+    launches = walks.Use.launches
+    monkeypatch.setattr(walks.Use, "launches", lambda use, here: walked.append(here) or launches(use, here))
+    first = walks._launches((use, "A", tmp_path))
+    assert walks._launches((use, "A", tmp_path)) == first and len(walked) == 1 and first[0]
+    assert walks._launches((use, "A", None)) == first and len(walked) == 2
+    monkeypatch.setattr(walks, "_code", lambda: "another")
+    assert walks._launches((use, "A", tmp_path)) == first and len(walked) == 3
+
+
+def test_what_cannot_be_compiled_is_left_out_and_said(tool, compiler, checked, wanted, tmp_path, monkeypatch):
     lower, bad = sys.modules["lower_kernels"], next(iter(wanted))
     lowered = lower.lowered
 
@@ -94,7 +174,8 @@ def test_what_cannot_be_compiled_is_left_out_and_said(tool, compiler, wanted, tm
     monkeypatch.setattr(lower, "lowered", failing)
     assert tool.build(tmp_path, ["A"], FEW, map) == [f"set A goes without {bad}: it takes a thumb"]
     assert not Library(tmp_path).has("A", bad)
-    assert tool.check(tmp_path, ["A"], FEW, map) == [f"set A lacks {bad}"]
+    lacks = checked.check(tmp_path, ["A"], FEW, map)
+    assert lacks and all(line.endswith(str(bad)) for line in lacks)
     walks = sys.modules["kernels_wanted"].walked("A", FEW)
     for way, (_, keys) in walks.items():
         assert [Library(tmp_path).covers("A", use) for use in way.ids()] == [bad not in keys] * 2 or way.kind
@@ -187,6 +268,19 @@ def test_another_triton_is_refused(tool, monkeypatch, capsys, tmp_path):
     assert "Triton 9.9 is here" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("usual", "hinted", "takes"), [(0, 0, False), (24, 0, True), (24, 8, True), (24, 24, False), (24, 40, False)]
+)
+def test_ptxas_may_take_all_registers_where_it_spills_without_need(tool, monkeypatch, usual, hinted, takes):
+    """To let more blocks run at once, it does. Other texts have no hint."""
+    lower = sys.modules["lower_kernels"]
+    spills = {True: hinted, False: usual}
+    monkeypatch.setattr(lower, "assembled", lambda text, sm: lower.Assembled(128, spills["maxnreg" in text]))
+    text = ".visible .entry one(\n)\n.reqntid 256\n{\n.reqntid\n}\n"
+    more = text.replace("256\n", "256\n.maxnreg 255\n")
+    assert lower._unspilled(text, "A", 8) == (more if takes else text)
+
+
 def test_kernels_are_lowered_and_assembled():
     """With whatever Triton is here, in a process without its interpreter."""
     code = (
@@ -197,8 +291,10 @@ def test_kernels_are_lowered_and_assembled():
         "    form = lower_kernels.FORMS[name]\n"
         "    assert f'.version {form.version}\\n.target {form.target}\\n' in made.ptx, made.ptx\n"
         "    assert '//' not in made.ptx and made.warps == 4\n"
-        "    assert [lower_kernels.assembled(made.ptx, sm) for sm in form.cards] == [None] * len(form.cards)\n"
-        "    assert 'ptxas' in lower_kernels.assembled(made.ptx.replace('ret;', 'rot;'), 86)\n"
+        "    for sm in lower_kernels.CARDS[name]:\n"
+        "        taken = lower_kernels.assembled(made.ptx, sm)\n"
+        "        assert 0 < taken.registers < 256 and not taken.spilled and not taken.refused\n"
+        "    assert 'ptxas' in lower_kernels.assembled(made.ptx.replace('ret;', 'rot;'), 86).refused\n"
         "import torch\n"
         "from zerowaste_vae.engine.archs import by_name\n"
         "from zerowaste_vae.engine.options import DEFAULTS\n"
