@@ -81,6 +81,8 @@ def load(
             architecture = architecture.of(config)
     except InputError as e:
         raise CheckpointError(f"{path}: {e}") from e
+    if norm_groups and config.norm_groups is None:
+        log.once(f"norm_groups={norm_groups} is not used: {architecture.name} has no norms of groups")
     expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
     _check_complete(checkpoint, model.names("decoder"), expected, shapes)
     encoder = model.names("encoder")

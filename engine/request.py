@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import log
 from .errors import InputError
 from .network.tiles import check_tile
 from .runtime.pixels import OUTPUTS
@@ -80,6 +81,8 @@ class Request:
         """Refuse tiles that a VAE with `spatial` pixels per latent pixel cannot have. Raises InputError."""
         if self.tiling in ("exact", "blended"):
             check_tile(self.tile, self.overlap if self.tiling == "blended" else 0, spatial)
+        elif self.tile:
+            log.once(f"tile={self.tile} is not used with tiling {self.tiling}: it is for exact and blended")
 
 
 def usual_overlap(tile: int) -> int:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from ..precision.policy import Policy
     from ..vae import VideoVAE
 
+#: Ends of the names of outputs; names without an end are PNG folders.
+KINDS = (".mp4", ".png", ".safetensors")
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
@@ -340,9 +343,11 @@ def _taken(args: argparse.Namespace) -> dict[str, object]:
 
 def _kind(out: str) -> str:
     suffix = Path(out).suffix.lower()
+    if Path(out).name.lower() in KINDS and not Path(out).is_dir():
+        raise InputError(f"{out}: is only the end of a file's name; put a name before it")
     if out.endswith(("/", os.sep)) or Path(out).is_dir() or not suffix:
         return "folder"
-    if suffix not in (".mp4", ".png", ".safetensors"):
+    if suffix not in KINDS:
         raise InputError(f"{out}: unknown kind of output; end it in .mp4, .png, .safetensors, or in / for a PNG folder")
     return suffix[1:]
 

@@ -222,8 +222,14 @@ def described(path: Path, norm_groups: int | None) -> tuple[Architecture, Any, L
 
 def describe_calibration(vae: VideoVAE) -> Lines:
     """Yield lines about measurements of the file by `calibrate` or by its first 8-bit runs."""
+    from ..planning.fusable import why_no_8_bit
+    from ..precision.modes import PRECISIONS
     from .calibrate import describe
 
+    a = vae.architecture
+    if why := why_no_8_bit(a.programs(vae.model.config), PRECISIONS[a.native], None):
+        yield "calibration", f"none: there is no 8 bit for it ({why})"
+        return
     there = [(half, getattr(vae.model, half)) for half in ("encoder", "decoder")]
     scales = any(made is not None and made.program.scales for _, made in there)
     if scales:

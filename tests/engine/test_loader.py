@@ -4,8 +4,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import Checkpoint, CheckpointError, InputError, demo_vae_path, load
+from zerowaste_vae.engine import log
 from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.loader import encoder_only
+
+from .archs.small import small
 
 
 def decoder_only(tensors):
@@ -86,6 +89,17 @@ def test_norm_groups(vae_file, tmp_path, noise):
         load(path, norm_groups=3)
     with pytest.raises(CheckpointError, match="norm_num_groups='many'"):
         load(resave(vae_file, tmp_path / "h.safetensors", metadata={"norm_num_groups": "many"}))
+
+
+def test_norm_groups_that_have_no_effect_are_said(caplog, vae_file):
+    log._said.clear()
+    load(small("wan2.1"), device="cpu", norm_groups=4)
+    assert "norm_groups=4 is not used: wan2.1 has no norms of groups" in caplog.text
+    log._said.clear()
+    caplog.clear()
+    load(small("wan2.1"), device="cpu")
+    load(vae_file, device="cpu", norm_groups=2)
+    assert "norm_groups" not in caplog.text
 
 
 def test_weights_beyond_fp16_are_refused_there(vae_file, tmp_path):

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from zerowaste_vae import InputError
+from zerowaste_vae.engine import log
 from zerowaste_vae.engine.distributed.devices import resolve
 from zerowaste_vae.engine.media.latents import write_latent
 from zerowaste_vae.engine.media.mp4 import write_mp4
@@ -77,6 +78,15 @@ def test_tiles():
         Request("blended", 16, 16).check(8)
     Request("exact", 16, 16).check(8)  # bands share nothing
     Request("untiled", 3, 9).check(8)  # nobody asked for tiles
+
+
+@pytest.mark.parametrize(("tiling", "tile", "said"), [
+    ("auto", 32, True), ("untiled", 32, True), ("auto", 0, False), ("exact", 32, False), ("blended", 32, False),
+])  # fmt: skip
+def test_a_tile_that_has_no_effect_is_said(caplog, tiling, tile, said):
+    log._said.clear()
+    Request(tiling, tile, 8).check(8)
+    assert (f"tile={tile} is not used with tiling {tiling}" in caplog.text) == said
 
 
 def test_out():

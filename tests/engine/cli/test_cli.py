@@ -214,6 +214,7 @@ def test_bad_input_leaves_nothing(run, tmp_path, latent, vae_file, noise):
         assert any(word in result[2] for word in words), result[2]
     one_error(run("decode", latent, "a.avi", "--vae", "{vae}"), "a.avi", ".mp4")
     one_error(run("decode", latent, "nowhere/a.mp4", "--vae", "{vae}"), "nowhere")
+    one_error(run("decode", latent, ".mp4", "--vae", "{vae}"), "put a name before it")
     assert sorted(f.name for f in tmp_path.iterdir()) == before
 
 

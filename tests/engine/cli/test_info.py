@@ -3,10 +3,11 @@
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from zerowaste_vae import demo_vae_path
 from zerowaste_vae.engine.archs import by_name
 from zerowaste_vae.engine.bench.subject import random_checkpoint
 
-from ..archs.small import WHOLE
+from ..archs.small import WHOLE, small
 from .said import one_error
 
 
@@ -51,3 +52,13 @@ def test_info_describes_half_a_vae(run, vae_file):
         assert code == 0 and "encoder         incomplete" in out and "half a VAE      it decodes" in out
         save_file({key: t for key, t in encoder.items() if key != inside}, "bad.safetensors", notes)
         one_error(run("info", "bad.safetensors"), "bad.safetensors", "decoder")
+
+
+def test_info_knows_where_there_is_no_8_bit(run):
+    given = small("ltx")
+    save_file(given.tensors, "a.safetensors", given.metadata)
+    code, out, err = run("info", "a.safetensors")
+    assert code == 0, err
+    assert "there is no 8 bit for it" in out and "measure the first clips" not in out
+    code, out, err = run("info", demo_vae_path())
+    assert code == 0 and "there is no 8 bit for it" not in out
