@@ -99,7 +99,11 @@ def _pixels(path: Path, image: Image.Image, facts: dict, colours: int) -> np.nda
     if image.mode == "F":
         raise InputError(f"{path}: float image; its range is unknown, convert it to 8 or 16 bit first")
     if image.mode.startswith("I"):  # 16-bit gray; Pillow's own conversion to RGB would clip it at 255
-        gray = np.asarray(image).clip(0, 65535).astype(np.uint16)
+        gray = np.asarray(image)
+        if gray.min() < 0 or gray.max() > 65535:
+            raise InputError(f"{path}: image of 32-bit whole numbers; its range is unknown, convert it to 8 or 16 bit "
+                             "first")  # fmt: skip
+        gray = gray.astype(np.uint16)
         if facts.get("icc_profile") or "gamma" in facts:
             _convert(path, Image.fromarray((gray >> 8).astype(np.uint8)), facts, said_only=True)
         pixels = np.repeat(gray[..., None], colours, axis=2)

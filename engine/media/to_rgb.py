@@ -50,6 +50,8 @@ class ToRgb:
         # Files of floats that declare no transfer (.hdr, .pfm) hold linear light.
         self._linear = transfer == LINEAR or (floats and transfer == UNSPECIFIED)
         self._floats, self._mistagged = floats, False
+        # A GIF's frames always have an alpha channel, whether or not it is used.
+        self._clear = stream.codec_context.name == "gif" and colours == 3
         self.trouble: str | None = None
 
     def __call__(self, frame: VideoFrame) -> np.ndarray:
@@ -65,6 +67,9 @@ class ToRgb:
         elif self._floats and _bright(frame):
             self.trouble = "has light beyond white, which is cut off there; expose or tone-map it first"
             self._floats = False
+        elif self._clear and frame.to_ndarray(format="rgba")[..., 3].min() < 255:
+            self.trouble = "has transparency, which is dropped: such places come out white"
+            self._clear = False
         space = self._matrix(frame)
         # RGB has neither matrix nor range, but PyAV 14 sets the source's own only when the matrices are equal and the
         # ranges differ; later versions do not mind.

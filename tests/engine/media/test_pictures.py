@@ -90,3 +90,14 @@ def test_alpha_where_it_is_asked_for(tmp_path, caplog):
     assert tuple(next(Clip(tmp_path / "deep.png", 4).integers())[0, 0]) == (40000,) * 3 + (65535,)
     assert next(iter(Clip(tmp_path / "1.png"))).shape == (8, 12, 3)
     assert "1.png: transparency is dropped" in caplog.text
+
+
+@pytest.mark.parametrize(("value", "read"), [(0, True), (65535, True), (65536, False), (-1, False)])
+def test_whole_numbers_of_32_bit(tmp_path, value, read):
+    """Of unknown range where they are no 16-bit ones."""
+    Image.fromarray(np.full((8, 12), value, np.int32)).save(tmp_path / "a.tif")
+    if read:
+        assert (next(Clip(tmp_path / "a.tif").integers()) == value).all()
+    else:
+        with pytest.raises(InputError, match=r"a\.tif: image of 32-bit whole numbers"):
+            next(Clip(tmp_path / "a.tif").integers())

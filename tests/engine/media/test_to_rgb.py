@@ -114,6 +114,20 @@ def test_alpha_of_videos(tmp_path, caplog):
         assert np.array_equal(opaque[..., :3], next(Clip(tmp_path / "b.mkv").integers()))
 
 
+@pytest.mark.parametrize("clear", [False, True])
+def test_transparency_of_a_gif_is_said(tmp_path, caplog, clear):
+    """All frames of a GIF have an alpha channel; some have places that nothing covers."""
+    frames = [Image.new("RGB", (12, 8), (200, 0, 0)).quantize(4) for _ in range(2)]
+    frames[1].putpixel((0, 0), 1)
+    told = {"transparency": 0, "disposal": 2} if clear else {}
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:], **told)
+    assert len(list(Clip(tmp_path / "a.gif").integers())) == 2
+    assert ("a.gif: frame 0 has transparency, which is dropped" in caplog.text) == clear
+    caplog.clear()
+    log._said.clear()
+    assert next(Clip(tmp_path / "a.gif", 4).integers())[..., 3].min() == (0 if clear else 255) and not caplog.records
+
+
 @pytest.mark.parametrize("orientation", [None, 2, 6])
 def test_unnamed_side_data(tmp_path, orientation):
     """EXIF on frames, which newer FFmpegs hand over: pictures stay upright."""
