@@ -15,6 +15,7 @@ from .registry import (
     kind_of,
     latent_space,
     native_names,
+    other_vaes,
     renamed,
     unwrapped,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "kind_of",
     "latent_space",
     "native_names",
+    "other_vaes",
     "renamed",
     "unwrapped",
 ]

@@ -185,6 +185,29 @@ def unwrapped(names: Iterable[str]) -> dict[str, str]:
     return min(named, key=lambda one: one[0], default=(False, whole))[1]
 
 
+def other_vaes(names: Iterable[str], used: Mapping[str, str]) -> list[str]:
+    """Return the other VAEs of a file that can be run and have a decoder, in words: family and prefix.
+
+    Args:
+        names: in the file.
+        used: the result of `unwrapped`, one of the VAEs.
+    """
+    bare, found = [_WRAPPERS.sub("", name) for name in names], {}
+    for prefix in _prefixes(bare):
+        inside = {name[len(prefix) :] for name in bare if name.startswith(prefix)}
+        key_set = _complete(inside)
+        if key_set is not None and not key_set.title and any("decoder" in n for n in _of(key_set, inside)):
+            found[prefix] = key_set.name
+    old, name = next(iter(used.items()), ("", ""))
+    mine = _WRAPPERS.sub("", old).removesuffix(name)
+    return [f"{family} under {p or 'no prefix'}" for p, family in found.items() if p != mine and mine in found]
+
+
+def _of(key_set: KeySet, present: set[str]) -> set[str]:
+    """Return the names by which a family is known that are present."""
+    return present.intersection(name for names in key_set.keys for name in names)
+
+
 def _prefixes(names: Iterable[str]) -> list[str]:
     """Return the possible prefixes of a VAE's names: none first, then the usual ones, then the shortest."""
     found = set(PREFIXES)

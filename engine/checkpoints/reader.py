@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import BinaryIO
 
 import torch
 
-from ..archs import detect, find_key_set, unwrapped
+from .. import log
+from ..archs import detect, find_key_set, other_vaes, unwrapped
 from ..archs import native_names as to_native
 from ..network.codes import Codes
 from . import dequantize, gguf_header, safetensors_file
@@ -81,7 +82,7 @@ def _read_gguf(
     header = gguf_header.parse_header(file, size, path)
     infos = {t.name: t for t in header.tensors}
     shapes = {name: original_shape(header, info, path) for name, info in infos.items()}
-    names = _wanted_names(infos, native)
+    names = _wanted_names(infos, native, path)
     if shapes_only:
         return _finish({name: _shape(shapes[old]) for old, name in names.items()}, dict(header.values), path)
     tick = Progress(path, sum(infos[n].nbytes for n in names), progress)
@@ -100,7 +101,7 @@ def _read_safetensors(
         raise failure(path, f"is one of {int(shard[1])} shards; merge the shards into one file first")
     metadata, entries = safetensors_file.parse_header(file, size, path)
     stored = {e.name: e for e in entries}
-    names = _wanted_names(stored, native)
+    names = _wanted_names(stored, native, path)
     if shapes_only:
         kinds = {old: torch.int8 if entry.dtype == "I8" else torch.float16 for old, entry in stored.items()}
         return _finish({n: _shape(stored[old].shape, kinds[old]) for old, n in names.items()}, dict(metadata), path)
@@ -148,9 +149,11 @@ def _finish(tensors: dict[str, torch.Tensor], metadata: dict[str, object], path:
     return Checkpoint(tensors, metadata, path)
 
 
-def _wanted_names(stored: Iterable[str], native: bool) -> dict[str, str]:
+def _wanted_names(stored: Collection[str], native: bool, path: Path) -> dict[str, str]:
     """Return {name in the file: name in the checkpoint} of the tensors to read, in the file's order."""
     names = unwrapped(stored)
+    if others := other_vaes(stored, names):
+        log.once(f"{path}: holds more than one VAE; not read: {', '.join(others)}")
     key_set = find_key_set(names.values())
     if native and key_set:
         renamed = to_native(names.values(), key_set)

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from zerowaste_vae.engine import log
 from zerowaste_vae.engine.archs import find_key_set, unwrapped
 from zerowaste_vae.engine.archs.registry import KEY_SETS
 from zerowaste_vae.engine.checkpoints import Checkpoint, read_checkpoint
@@ -72,6 +73,24 @@ def test_what_lies_beside_a_vae_is_left_out(small_files):
     assert list(unwrapped([*beside, *names])) == names
     audio = unwrapped(beside).values()
     assert find_key_set(audio).title == "an audio VAE"
+
+
+@pytest.mark.parametrize(("prefixes", "says"), [
+    ({"vae.": "wan2.1", "first_stage_model.": "flux"}, "not read: wan2.1 under vae."),
+    ({"": "wan2.1", "first_stage_model.": "flux"}, "not read: flux under first_stage_model."),
+    ({"ema._orig_mod.": "wan2.1", "vae._orig_mod.": "wan2.1"}, "not read: wan2.1 under ema."),
+    ({"first_stage_model.": "svd"}, None),
+    ({"": "ltx"}, None),
+])  # fmt: skip
+def test_a_second_vae_in_a_file_is_said(small_files, tmp_path, caplog, prefixes, says):
+    log._said.clear()
+    tensors = {p + n: t.clone() for p, name in prefixes.items() for n, t in small_files[name].tensors.items()}
+    # Of a Stable Video Diffusion checkpoint: the encoder of its conditioning.
+    halves = {f"conditioner.encoder.{n}": t for n, t in small("flux").tensors.items() if n.startswith("encoder.")}
+    save_file({**tensors, **halves, "model.diffusion_model.input_blocks.0.0.weight": torch.zeros(2)},
+              tmp_path / "a.safetensors", dict(small_files[next(iter(prefixes.values()))].metadata))  # fmt: skip
+    read_checkpoint(tmp_path / "a.safetensors")
+    assert (says in caplog.text) if says else not caplog.records
 
 
 def to_diffusers(name: str) -> str:
