@@ -1,6 +1,6 @@
 """Compare the prebuilt kernels with Triton's code of the same generation on this GPU: bits, time and launches.
 
-    PYTHONPATH=FOLDER python tools/measure_prebuilt.py [--forms A,C] [--families seedvr2,wan2.1,...] [--quick]
+    PYTHONPATH=FOLDER python tools/measure_prebuilt.py [--forms A,C] [--families seedvr2,wan2.1,...] [--quick | --times]
 
 FOLDER holds this checkout as zerowaste_vae. For each form, in processes of their own: the first decode of an
 installation and of a later process beside a steady one, with Triton's import blocked; ms a frame both ways;
@@ -43,7 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--forms", default="A,C", help="letters of prebuilt sets (default: A,C)")
     parser.add_argument("--families", default=",".join(CLIPS), help=f"of {', '.join(CLIPS)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="bits alone, no times")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--quick", action="store_true", help="bits alone, no times")
+    part.add_argument("--times", action="store_true", help="times alone, and the bits of what is timed")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.one:
@@ -56,9 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("there is no CUDA GPU here")
     wrong = 0
     if not args.quick:
-        for form in forms:
-            times(form)
-    asked = itertools.product(forms, families, ("decode", "encode"))
+        wrong += sum(not times(form) for form in forms)
+    asked = [] if args.times else itertools.product(forms, families, ("decode", "encode"))
     with ThreadPoolExecutor(8) as pool:
         for found in pool.map(lambda ask: equal(*ask), asked):
             print(json.dumps(found), flush=True)
@@ -66,8 +67,9 @@ def main(argv: list[str] | None = None) -> int:
     return int(wrong > 0)
 
 
-def times(form: str) -> None:
-    """Print what first decodes take, what a frame takes both ways, and what a launch does."""
+def times(form: str) -> bool:
+    """Print what first decodes take, what a frame takes both ways, and what a launch does. Returns whether both ways
+    give the same bits."""
     ask = {"form": form, "family": "seedvr2", "half": "decode", "clip": TIMED, "runs": RUNS}
     with tempfile.TemporaryDirectory() as cache:
         first, later = (child(ask | {"triton": False}, CUDA_CACHE_PATH=cache) for _ in range(2))
@@ -77,11 +79,13 @@ def times(form: str) -> None:
     native, more = child(ask | {"triton": True}), child(small | {"triton": True})
     beyond = {name: round(found["seconds"][0] - found["steady"], 2) for name, found in
               {"installation": first, "process": later}.items()}  # fmt: skip
+    same = first["digest"] == native["digest"]
     print(json.dumps({
-        "form": form, "seconds beyond a steady decode": beyond, "equal": first["digest"] == native["digest"],
+        "form": form, "seconds beyond a steady decode": beyond, "equal": same,
         "ms a frame": {"prebuilt": first["ms_frame"], "Triton": native["ms_frame"]},
         "us a launch": {"prebuilt": launches["us_launch"], "Triton": more["us_launch"]}, "ran": first["ran"],
     }), flush=True)  # fmt: skip
+    return same
 
 
 def equal(form: str, family: str, half: str) -> dict[str, Any]:

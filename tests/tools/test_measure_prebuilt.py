@@ -52,8 +52,18 @@ def test_first_decodes_share_a_new_cache_of_the_drivers(tool, monkeypatch, capsy
     assert not any(environment for ask, environment in asked if ask["triton"])
 
 
-@pytest.mark.parametrize("arguments", [["--forms", "D"], ["--families", "nobody"]])
+@pytest.mark.parametrize("differs", [False, True])
+def test_times_alone_are_one_line_a_form_and_compare_what_they_time(tool, monkeypatch, capsys, differs):
+    asked = answers(tool, monkeypatch, lambda ask: str(differs and ask["triton"]))
+    assert tool.main(["--forms", "A,C", "--times"]) == differs
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["form"], one["equal"]) for one in found] == [("A", not differs), ("C", not differs)]
+    assert {ask["family"] for ask, _ in asked} == {"seedvr2"}
+
+
+@pytest.mark.parametrize("arguments", [["--quick", "--times"], ["--forms", "D"], ["--families", "nobody"]])
 def test_other_names_are_refused(tool, capsys, arguments):
     with pytest.raises(SystemExit):
         tool.main(arguments)
-    assert "is none of" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is none of" in said or "not allowed with argument --quick" in said
