@@ -6,6 +6,7 @@ plus bytes at that of copies, both measured right after the runs, when the GPU i
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -164,7 +165,8 @@ class _Watch:
         self.rows: dict[tuple[str, ...], Row] = {}
 
     def __call__(self, operator: str, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-        row = self._row(_DESCRIBE[operator](*args, **kwargs))
+        describe = _DESCRIBE.get(operator) or functools.partial(self._passed, operator)
+        row = self._row(describe(*args, **kwargs))
         start = mark(self._device)
         result = call()
         self._marks.append((row, start, mark(self._device)))
@@ -180,6 +182,12 @@ class _Watch:
         row.flop += work.flop
         row.moved += work.moved
         return row
+
+    def _passed(self, operator: str, *args: Any, **kwargs: Any) -> Work:
+        """Describe an operator without a row in _DESCRIBE by the tensors that it gets; the first one has its rows."""
+        given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+        rows = max(given[0].numel() // given[0].shape[-1], self._positions)
+        return Work(operator, "", given[0].dtype, 0.0, sum(t.nbytes for t in given), positions=rows)
 
     def collect(self) -> float:
         """Sum up the marked calls; return the milliseconds from the first operator to the last."""

@@ -183,8 +183,11 @@ class Mixed:
 
     def describe(self, half: str) -> str:
         """Return one line about the settled policy; empty without 8 bit."""
-        known, policy = self._store.table(half), self._policies.get(half)
-        if known is None or policy is None or self.mode.kind is None:
+        policy = self._policies.get(half)
+        if policy is None or self.mode.kind is None:
+            return ""  # without a look at the store's files, which a picture's decode would notice
+        known = self._store.table(half)
+        if known is None:
             return ""
         keys = self._keys(half)
         count = f"{len(policy.kinds)} of {len(keys)} convolutions in {self.mode.kind}"

@@ -59,7 +59,10 @@ class Fused:
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
         self._rates = program.rates
         #: Channels that attention sees; 0: the component has no attention.
-        self.attends = max((s.width for s in program.every() if isinstance(s, attention.Attention)), default=0)
+        attentions = [s for s in program.every() if isinstance(s, attention.Attention)]
+        self.attends = max((s.width for s in attentions), default=0)
+        #: Side of the windows that all attention stays within, 0: it sees whole frames.
+        self.window = min((s.window for s in attentions), default=0)
         self.nbytes = tensor_bytes(self)
 
     def begin(self, device: torch.device, parking: Parking | None) -> ExecutionContext:

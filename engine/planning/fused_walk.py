@@ -205,8 +205,11 @@ class FusedWalk:
             besides += max(_latent_bytes(clip or latents, *frame, network.latent_channels),
                            self._tile_bytes(latents * network.features, frames, height, width))  # fmt: skip
         if network.attends and not self.options.flash_attention:
-            tokens = math.prod(frame or (height, width)) * (clip or 1)
+            size, side = frame or (height, width), network.window
+            count = math.prod(-(-n // side) for n in size) if side else 1
+            tokens = side**2 if side else math.prod(size) * (clip or 1)
             besides += _plain_attention_bytes(tokens, network.attends, self.dtype)
+            besides += (count - 1) * tokens * network.attends * self.dtype.itemsize  # other windows' results
         sizes = Sizes.of(run, self._rates)
         return replace(sizes, device=sizes.device + besides)
 

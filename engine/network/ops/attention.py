@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -114,6 +115,8 @@ class Attention(Normed):
     parts: Parts = PARTS
     whole: bool = False
     in_place = True
+    #: Side of the windows that it stays within; 0: there are none.
+    window: ClassVar[int] = 0
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         split = not self.joint

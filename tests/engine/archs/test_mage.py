@@ -7,9 +7,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import load
 from zerowaste_vae.engine.archs import by_file, detect, latent_space, mage, renamed
+from zerowaste_vae.engine.execution import reuse
+from zerowaste_vae.engine.kernels.attention import scratch_bytes
 from zerowaste_vae.engine.kernels.mixing.reference import places_in, windows_of
 from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.planning.budget import Limits
+from zerowaste_vae.engine.planning.make import make_planner
+from zerowaste_vae.engine.planning.plain_walk import Torch
+from zerowaste_vae.engine.precision.modes import Mode
+from zerowaste_vae.engine.runtime import graphs
+from zerowaste_vae.engine.runtime.kept import KEPT
+from zerowaste_vae.engine.system.memory import GIB
 
+from ..runtime.fake_graph import FakeClock, FakeGraph
 from .originals import close
 
 ARCHITECTURE = mage.ARCHITECTURE
@@ -86,6 +96,33 @@ def test_windows():
         [0, 1, 5, 6], [2, 3, 7, 8], [4, 4, 9, 9], [10, 11, 10, 11], [12, 13, 12, 13], [14, 14, 14, 14],
     ]  # fmt: skip
     assert torch.equal(at.flatten()[back], torch.arange(15))
+
+
+def test_plans_without_flash_attention_count_windows():
+    """A 2048x2048 picture: scores of one window after the other, not of all positions."""
+    stated = []
+    for options in (DEFAULTS, DEFAULTS.switched(off=["flash_attention"])):
+        planner = make_planner(
+            ARCHITECTURE, ARCHITECTURE.published.config, torch.bfloat16, options, Mode(), lambda: True, Torch
+        )
+        stated.append(planner.plan("decoder", (1, 128, 128), limits=Limits(8 * GIB)).peak_bytes)
+    windows = 16 * 1024 * 384 * 2
+    assert windows < stated[1] - stated[0] + scratch_bytes(1024, 2, 384) < 2 * windows
+
+
+def test_a_picture_that_comes_again_is_replayed(golden, monkeypatch):
+    """With equal bits, once a chunk's times say that it pays; other pictures of the size, too."""
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
+    monkeypatch.setattr(graphs, "CudaGraph", FakeGraph)
+    monkeypatch.setattr(graphs, "Clock", FakeClock)
+    monkeypatch.setattr(graphs, "pays", lambda times, left: times is not None)
+    monkeypatch.setattr(reuse, "why_not_on", lambda _: None)
+    vae, z = golden[0].with_options(DEFAULTS), golden[1]["wide.z"][:, :, None]
+    for turn, latent in enumerate((z, z.flip(3), z, z.flip(4))):
+        plain = golden[0].with_options(DEFAULTS.switched(off=["cuda_graphs"])).decode(latent)
+        made = vae.decode(latent)
+        assert torch.equal(made, plain) and vae._fused.runs.replayed == (int(turn > 1), 1), turn
+    KEPT.release()
 
 
 def test_published_sizes_and_names():

@@ -4,11 +4,13 @@ import json
 
 import pytest
 import torch
+from zerowaste_vae import load
 from zerowaste_vae.engine.bench.profile import BETWEEN, profile
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.kernels.conv3d import conv3d, pack_weight
 from zerowaste_vae.engine.kernels.norm_act import Norm, norm_act
 from zerowaste_vae.engine.kernels.observe import watching
+from zerowaste_vae.engine.options import DEFAULTS
 
 #: Whose kernels its test on a GPU takes.
 WARM = ("seedvr2",)
@@ -62,6 +64,17 @@ def test_flop(vae):
     rows = [r for r in found.rows if r.stage == "8x" and r.what.startswith("8->8") and r.operator == "conv3d"]
     assert {r.what[5:10] for r in rows} >= {"3x3x3", "2x3x3", "1x3x3"}
     assert sum(r.flop for r in rows) == pytest.approx(5 * 64 * 2 * 27 * 8 * 8 * (1 / 3 + 2 / 3 + 3))
+
+
+def test_operators_without_a_description(shared, monkeypatch):
+    """They have their time and the bytes that they are given, as Mage-VAE's passes."""
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
+    vae = load(shared / "golden" / "mage" / "mage.weights.safetensors", device="cpu").with_options(DEFAULTS)
+    rows = profile(vae, "decode", torch.randn(1, vae.latent_channels, 1, 2, 3), 1).rows
+    mixed = [row for row in rows if row.operator == "mixed"]
+    assert sum(row.calls for row in mixed) == vae.model.config.blocks and mixed[0].stage == "1x"
+    assert {"windowed", "gates"} < {row.operator for row in rows}
+    assert all(row.moved > 0 for row in rows if row.operator != BETWEEN)
 
 
 def test_command(tmp_path, capsys, monkeypatch):

@@ -229,3 +229,12 @@ def test_prepared_replaced(tmp_path, monkeypatch, caplog, replaced):
     monkeypatch.setattr("safetensors.safe_open", opened)
     assert prepared.load(plan, path, "mine", torch.device("cpu")) is None
     assert ("packed anew" in caplog.text) != replaced
+
+
+def test_without_8_bit_no_file_is_looked_for(cache, monkeypatch):
+    """The report of a picture's decode must not wait for files that it has no use for."""
+    monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
+    monkeypatch.setattr(Store, "table", lambda *_: pytest.fail("the store was read"))
+    vae = load(demo_vae_path(), "fp32", "cpu")
+    assert vae.decode(torch.zeros(1, vae.latent_channels, 1, 2, 2)).isfinite().all()
+    assert vae.last_report.mode.startswith("fused") and not vae.last_report.operands
