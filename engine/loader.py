@@ -13,6 +13,7 @@ from torch import Tensor
 from . import log
 from .archs import Architecture, detect, find_key_set, kind_of
 from .archs.arch import holds
+from .archs.registry import of_encoder
 from .checkpoints import Checkpoint, read_checkpoint, restore_shapes
 from .checkpoints.source import Source
 from .errors import CheckpointError, InputError
@@ -119,7 +120,9 @@ def encoder_only(checkpoint: Checkpoint, norm_groups: int | None = None) -> tupl
         return None
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:
-        config = architecture.config_of(shapes, checkpoint.metadata, norm_groups or stored_groups(checkpoint))
+        facts = shapes, checkpoint.metadata, norm_groups or stored_groups(checkpoint)
+        architecture = of_encoder(architecture, architecture.config_of(*facts))
+        config = architecture.config_of(*facts)
         with torch.device("meta"):
             encoder = architecture.build(config).names("encoder")
     except InputError as error:

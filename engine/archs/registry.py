@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from . import (
     cogvideox,
@@ -119,6 +119,13 @@ def detect(keys: Iterable[str]) -> Architecture | None:
     """Return the architecture whose key set is among `keys`, or None."""
     found = find_key_set(keys)
     return None if found is None else by_name(found.name)
+
+
+def of_encoder(architecture: Architecture, config: Any) -> Architecture:
+    """Return the family of an encoder without a decoder that was detected as `architecture`. Stable Video Diffusion's
+    has Flux's names and, unlike all others that have them, 4 latent channels: with so many an image VAE has a
+    `quant_conv`."""
+    return svd.ARCHITECTURE if architecture is kl.FLUX and config.latent_channels == 4 else architecture
 
 
 def by_name(name: str) -> Architecture | None:

@@ -147,10 +147,8 @@ def test_demo_path_is_in_assets():
 
 
 @pytest.mark.parametrize(
-    # Nothing tells Stable Video Diffusion's encoder from an image VAE's.
-    "architecture", [a for a in ARCHITECTURES if a.published.config.encoder_widths and not a.joined],
-    ids=lambda a: a.name,
-)  # fmt: skip
+    "architecture", [a for a in ARCHITECTURES if a.published.config.encoder_widths], ids=lambda a: a.name
+)
 def test_an_encoder_alone_is_known_for_what_it_is(architecture):
     """The published sizes need no memory here; a decoder's first tensor makes it no encoder alone."""
     config = architecture.published.config
