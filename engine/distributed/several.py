@@ -50,11 +50,13 @@ def decode(
         size: batch, frames, height and width in pixels, for the report.
         callbacks: of the caller.
         plan: a plan made before, or None.
-        seed: seed of the noise that some decoders add themselves; one device then decodes the clip.
+        seed: seed of the noise that some decoders add themselves; one device then decodes the clip, unless the noise
+            goes by the place of a frame.
 
     Returns: an iterator over the finished frames that `into` hands on.
     """
-    if seed is not None and devices not in (None, "auto"):
+    by_place = getattr(vae.model.config, "begins_with_noise", False)
+    if seed is not None and not by_place and devices not in (None, "auto"):
         log.once("this decoder adds noise by the frames that it has seen: one device decodes the clip")
         if isinstance(devices, Ranks) and devices.rank:
             return

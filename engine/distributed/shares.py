@@ -37,11 +37,12 @@ class Leads:
     """Warm-up time of a share, by its first latent within its clip.
 
     Steps that begin with the clip save time, because its first latent is one frame: that is subtracted. results: number
-    of a latent's results."""
+    of a latent's results. tail: latents after a share that it computes, too, as far as the clip has so many."""
 
     def __init__(self, program: Program, height: int, width: int) -> None:
         """Compute the operations of each step; height, width: of the program's input."""
         self._steps, self.results = program.begins, program.rates[-1]
+        self.tail = float(program.reach[1]) if any(step.bounded for step in program.steps) else 0.0
         self._costs, self._spared = [], []
         size, one = (Size(n, height, width, program.takes) for n in (program.rates[0] * _MIDDLE, 1))
         for step in program.steps:
@@ -71,6 +72,8 @@ class SectionLeads:
     """Warm-up time for a self-tiling network, which is shared by sections, all of the same cost.
 
     A decoder's section is blended with the previous one, so a share that begins later makes one section more."""
+
+    tail = 0.0
 
     def __init__(self, program: TiledProgram, latents: int) -> None:
         own, self._decodes = program.own, program.half == "decoder"
@@ -133,10 +136,12 @@ def split(
         shares, at = [], first
         for device, rate in enumerate(rates):
             lead = leads(at % latents)
-            room = time * rate - lead
-            end = last if at + room >= last else int(at + room + 1e-9) // step * step
+            most = at + time * rate - lead
+            end = last if most >= last else int(most - leads.tail + 1e-9) // step * step
+            if leads.tail and most < last:  # up to the end of a clip there is none
+                end = max(end, int(most + 1e-9) // latents * latents)
             if at < last and end > at:
-                shares.append(Share(device, at, end, lead))
+                shares.append(Share(device, at, end, lead + min(leads.tail, -end % latents)))
                 at = end
         return shares if at >= last else []
 

@@ -152,7 +152,7 @@ class Spread:
         """Return the latents per chunk: parts begin where one device's chunks do."""
         try:
             plan = self.cores[0]._plan(self.half, self.size, self.request, check=self.callbacks.ticker.check)
-            return plan.steps.latents if plan.own is None and plan.steps.latents else 1
+            return plan.steps.unit if plan.own is None and plan.steps.unit else 1
         except PlanError:
             return 1
 

@@ -76,7 +76,7 @@ def decode(
 
     samples = functools.partial(decoder_samples, z)
     plan = _planning(core, "decoder", lambda: (last - first, h, w), request, (0, 0), samples, guard.tick.check, made,
-                     policy, drawn=seed is None)  # fmt: skip
+                     policy, drawn=count if seed is None else 0)  # fmt: skip
     with closing(_survive(core, report, guard, request, plan, attempt, on_plan)) as steps:
         for _ in steps:
             yield from results.ready()
@@ -140,7 +140,7 @@ def encoder_samples(video: TensorVideo | StreamVideo, vae: Core, device: torch.d
 def _planning(
     core: Core, half: str, size: Callable[[], tuple[int, int, int]], request: Request, rest: tuple[int, int],
     samples: Callable[..., list[Tensor]], check: Callable[[], None], made: Plan | None, policy: Policy | None,
-    drawn: bool = True,
+    drawn: int | None = None,
 ) -> Callable[[Core, int], Plan]:  # fmt: skip
     """Return plan(vae, below), which settles the operands by `samples` of the clip and then calls `Core._plan`. `made`
     is for the first attempt, if the VAE and the operands are those it was planned with. drawn: as of `Planner.plan`."""

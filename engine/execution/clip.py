@@ -125,7 +125,8 @@ def _whole(
                 done += origin
                 emit = _unfinished(guard, clip, place, clips.end, functools.partial(writer.write, clip))
                 if clips.plan.steps.pieces:
-                    emit = _counted(guard, clip, clips.latents, clips.plan.steps.frames, emit)
+                    a, b = clips.window(guard.origin, clips.end())
+                    emit = _counted(guard, clip, b - a, clips.plan.steps.frames, emit)
                 part = Span(clip, done, None, clip, edges)
                 yield from _through(whole, clips, functools.partial(cut, clip, origin), emit, part)
 

@@ -254,7 +254,7 @@ class Core(Rescue):
 
     def _plan(
         self, half: str, size: tuple[int, int, int], request: Request, rest: tuple[int, int] = (0, 0), below: int = 0,
-        check: Callable[[], None] = no_check, drawn: bool = True, made: Plan | None = None,
+        check: Callable[[], None] = no_check, drawn: int | None = None, made: Plan | None = None,
     ) -> Plan:
         """Return a plan. size, rest, check, drawn: as for `Planner.plan`. below: take the first plan whose peak is less
         than so many bytes, whatever is free; 0: the one for the free memory. made: a plan for the same clip, kept where

@@ -55,6 +55,7 @@ class FrameNoise:
 
     Attributes:
         corner: the first row and column, in pixels, of the tile that the noise is for.
+        first: the clip's frame that frames are counted from.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class FrameNoise:
         clips: int = 1,
     ) -> None:  # fmt: skip
         """Draw the noise of `clips` clips at once."""
-        self.corner = 0, 0
+        self.corner, self.first = (0, 0), 0
         self._seed, self._size, self._device = seed, (3, height, width), device
         if seed is None:
             generator = torch.Generator(device).manual_seed(0)
@@ -76,6 +77,7 @@ class FrameNoise:
 
     def __call__(self, frame: int, clip: int = 0) -> Tensor:
         """Return a frame's noise from the corner on, [3, H, W], on the device."""
+        frame += self.first
         whole = self._drawn[clip, frame] if self._seed is None else drawn(self._seed, f"frame {frame}", *self._size)
         part = whole[:, self.corner[0] :, self.corner[1] :]
         if self._device.type != "cuda":

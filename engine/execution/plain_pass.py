@@ -66,10 +66,13 @@ class PlainPass:
         # SeedVR2 reserved 13.5 GB where 11.6 were planned (H200).
         if keeps_blocks(self._guard.device):
             empty_device_cache()
+        names, begins = [step.name for step in self._program.steps], self._begins(first)
         if not self._program.staged:
             self._place = None
+            if self._noise is not None:  # of the whole clip
+                self._noise.first = self._program.rates[-1] * begins[0]
+                self._place = Place(dict.fromkeys(names, 0), origin=begins[0])
             return 0, 0
-        names, begins = (step.name for step in self._program.steps), self._begins(first)
         self._place = Place(dict(zip(names, begins, strict=True)))
         return begins[self._steps][0], 0
 

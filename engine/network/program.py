@@ -56,6 +56,8 @@ class Step:
     stream: ClassVar[bool] = True
     #: The step holds back frames besides those that its convolutions need.
     late: bool = False
+    #: No result depends on more than the taps, although it is late.
+    bounded: ClassVar[bool] = False
     #: Period, in latents, of the step's treatment of a latent; 1: all are treated alike.
     cycle: int = 1
     #: The step must see a whole clip at once.
@@ -311,7 +313,8 @@ class Program:
     def reach(self) -> tuple[Fraction | float, Fraction | float]:
         """Return the receptive field in time: the frames before and after its own that a result may depend on, at the
         input's rate. Infinite where it may depend on all of them."""
-        if self.piece or any(s.late for s in self.every()):  # chunks of frames are counted from the clip's start
+        # Of most late steps, chunks of frames are counted from the clip's start.
+        if self.piece or any(s.late and not s.bounded for s in self.every()):
             return math.inf, math.inf
         before, after, rate = Fraction(0), Fraction(0), Fraction(1)
         for step in self.steps:

@@ -15,10 +15,13 @@ T = TypeVar("T")
 
 @dataclass
 class Place:
-    """The latent that a chunk of a clip begins with (`at`), and the latents that steps begin with, by step name."""
+    """The latent that a chunk of a clip begins with (`at`), and the latents that steps begin with, by step name.
+
+    origin: the clip's latent that the steps' first one is, if all begin with it as a clip of their own."""
 
     begins: dict[str, int]
     at: int = 0
+    origin: int = 0
 
 
 class State:

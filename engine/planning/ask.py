@@ -37,8 +37,9 @@ class Ask:
     option: str = "vram_gb"
     #: How a self-tiling network's decode blends its tiles (`request.NATIVE_BLENDS`).
     blend: str = "separate"
-    #: The noise of the whole clip is drawn at once, and waits in host memory; cpu: as of `Limits`.
-    drawn: bool = True
+    #: Latents of the clip whose noise is drawn at once and waits in host memory; None: these, 0: of none.
+    drawn: int | None = None
+    #: As of `Limits`.
     cpu: bool = False
     #: Bytes that this process holds apart from the run, for messages.
     beside: int = field(default=0, compare=False)

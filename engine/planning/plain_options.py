@@ -104,9 +104,9 @@ class PlainOptions:
         """Return the bytes of the noise that a clip begins with, as many values as its pixels have, if it is drawn at
         once."""
         program = self._program(ask)
-        if not ask.drawn or not program.noisy:
+        if ask.drawn == 0 or not program.noisy:
             return 0
-        size = Size(ask.latents, ask.height, ask.width, program.takes)
+        size = Size(ask.drawn or ask.latents, ask.height, ask.width, program.takes)
         for step in program.steps:
             size = step.size(size, True)
         return size.channels * size.frames * size.height * size.width * self._itemsize

@@ -73,7 +73,7 @@ class Planner:
 
     def plan(
         self, half: str, size: tuple[int, int, int], request: Request = DEFAULT, limits: Limits = NONE,
-        rest: tuple[int, int] = (0, 0), check: Callable[[], None] = lambda: None, drawn: bool = True,
+        rest: tuple[int, int] = (0, 0), check: Callable[[], None] = lambda: None, drawn: int | None = None,
     ) -> Plan:  # fmt: skip
         """Return the plan of a component ("decoder" or "encoder") for latents of this size: T, height, width.
 
@@ -81,7 +81,8 @@ class Planner:
             limits: in bytes; they replace the GB of the request.
             rest: an encoder's rows and columns of pixels that fill no latent pixel.
             check: called between dry runs; may raise.
-            drawn: the noise that a decoder begins with is drawn for the whole clip at once; False: frame by frame.
+            drawn: latents of the whole clip, if the noise that a decoder begins with is drawn for it at once (None: as
+                many as `size` has); 0: it is drawn frame by frame.
         Raises:
             InputError: impossible options.
             PlanError: nothing stays below the target; names the option to change and a value that fits. With "auto"

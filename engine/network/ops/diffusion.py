@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -14,16 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.blocks import fuses
-from ...kernels.tokens import normalised
 from ...runtime.pinned import page_locked
 from ..program import Step
 from ..state import State
 from ..tree import graft
-from ..values import CAUSAL, Size, Style, Work
+from ..values import CAUSAL, Size, Style, Taps, Work
 from .block_weights import Block, Weight, Weights
 from .conditioned import WAVES, waves_of
 from .neighbours import (
-    EPS,
     GROUP,
     Attend,
     Dropped,
@@ -39,10 +37,10 @@ from .neighbours import (
     waiting,
 )
 from .passes import AHEAD, Joined, Passes, Waiting
+from .sampling import COLOURS, ONE_STEP, Enter, Leave, Sampling
 
 #: Vectors of a timestep's modulation, and those that the blocks use: scale and shift of each norm.
 VECTORS, USED = 7, (0, 1, 3, 4)
-COLOURS = 3
 Part = Callable[[str], nn.Module]
 
 
@@ -77,22 +75,6 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """Steps from noise to a picture. Timesteps fall from 1 to 1 / steps and are embedded times `multiplier`. velocity:
-    the network's result is a velocity, not the picture."""
-
-    steps: int = 1
-    multiplier: float = 1000.0
-    velocity: bool = False
-
-    def time(self, step: int) -> float:
-        """Return a step's timestep; 0 after the last."""
-        if step == self.steps:
-            return 0.0
-        return 1.0 - step * (1.0 - 1.0 / self.steps) / max(self.steps - 1, 1)
-
-
-@dataclass(frozen=True)
 class NeighbourDecoder(Step):
     """The decoder from latents to pixels.
 
@@ -113,9 +95,11 @@ class NeighbourDecoder(Step):
     kernel: Kernel
     patch: int
     embedding: int
-    sampling: Sampling = Sampling()
+    sampling: Sampling = ONE_STEP
     name: str = "diff_blocks"
     late = True
+    bounded = True
+    cycle = GROUP
     launches = True
     lazy = True
     noisy = True
@@ -178,11 +162,12 @@ class NeighbourDecoder(Step):
 
     def _way(self, part: Part, state: State) -> Passes:
         """Return all stations, for as many passes as the state says."""
-        features, blocks = list(self._features(part)), self.sampling.steps * self.layers
+        begins = 0 if state.place is None else state.place.origin
+        features, blocks = list(self._features(part, begins)), self.sampling.steps * self.layers
+        pictures = list(self._pictures(part, state, self.time[0] * begins))
         if state.passes == 1:
-            return Passes([*features, *self._up(part), *self._pictures(part, state)], (), state.check)
+            return Passes([*features, *self._up(part), *pictures], (), state.check)
         size = -(-blocks // (state.passes - 1))
-        pictures = list(self._pictures(part, state))
         edges = [0, *_begins(pictures, size), len(pictures)]
 
         def row(first: int, last: int, left: Waiting) -> list[Station]:
@@ -190,14 +175,15 @@ class NeighbourDecoder(Step):
 
         return Passes(features, [functools.partial(row, *edge) for edge in pairwise(edges)], state.check)
 
-    def _features(self, part: Part) -> Iterator[Station]:
-        """Yield the stations from latents to the last stage's tokens."""
-        rate, last = self.time[0] // self.stages[-1].stride[0], len(self.stages) - 1
+    def _features(self, part: Part, begins: int) -> Iterator[Station]:
+        """Yield the stations from latents, from this one of the clip on, to the last stage's tokens."""
+        rate, last = 1, len(self.stages) - 1
         for i, stage in enumerate(self.stages):
             yield Grouped()
             for j in range(stage.layers):
-                yield Attend(Weights.of(part(f"det_stages.{i}.{j}")), stage.kernel)
+                yield Attend(Weights.of(part(f"det_stages.{i}.{j}")), stage.kernel, begins=rate * begins)
             yield Up(part(f"upsamples.{i}.proj"), stage.stride) if i < last else Dropped(self.ghosts * rate)
+            rate *= stage.stride[0]
 
     def _up(self, part: Part) -> Iterator[Station]:
         """Yield the stations from there to the features of patches."""
@@ -205,8 +191,8 @@ class NeighbourDecoder(Step):
         yield Up(part(f"upsamples.{last}.proj"), self.stages[last].stride)
         yield Grouped()
 
-    def _pictures(self, part: Part, state: State) -> Iterator[Station]:
-        """Yield the stations from features to pixels."""
+    def _pictures(self, part: Part, state: State, begins: int = 0) -> Iterator[Station]:
+        """Yield the stations from features to pixels, from this frame of the clip on."""
         blocks = [part(f"{self.name}.{i}") for i in range(self.layers)]
         for step in range(self.sampling.steps):
             vectors = self._vectors(part, step)
@@ -215,10 +201,10 @@ class NeighbourDecoder(Step):
                 for b in blocks
             ]
             keeps = self.sampling.velocity or self.sampling.steps > 1
-            yield _Enter(self.patch, part("conv_in_x_t"), weights[0], state.noise, keeps)
+            yield Enter(self.patch, part("conv_in_x_t"), weights[0], state.noise, keeps)
             for i, own in enumerate(weights):
-                yield Attend(own, self.kernel, weights[i + 1] if i + 1 < len(weights) else None)
-            yield _Leave(self.patch, part("norm_out").weight, part("conv_out"), self.sampling, step)
+                yield Attend(own, self.kernel, weights[i + 1] if i + 1 < len(weights) else None, begins)
+            yield Leave(self.patch, part("norm_out").weight, part("conv_out"), self.sampling, step)
 
     def _vectors(self, part: Part, step: int) -> Tensor:
         """Return what a timestep adds to every block's table, float32 [VECTORS, C]."""
@@ -228,6 +214,16 @@ class NeighbourDecoder(Step):
             linear = part("t_embedder").mlp.get_submodule(name)
             h = F.silu(F.linear(h, linear.weight.float(), linear.bias.float()))
         return F.linear(h, adaln.weight.float(), adaln.bias.float()).view(VECTORS, self.width)
+
+    def taps(self, style: Style) -> Taps:
+        """Return the latents that a frame depends on: windows reach as far again where a clip begins or ends."""
+        reach, rate = 0, 1
+        for stage in self.stages:
+            reach += (stage.layers + 1) * (stage.kernel[0] // 2) * self.time[0] // rate
+            rate *= stage.stride[0]
+        reach += (self.sampling.steps * self.layers + 1) * (self.kernel[0] // 2)
+        reach = math.ceil(reach / rate) + 1
+        return Taps(reach, reach)
 
     def size(self, size: Size, starts: bool) -> Size:
         made = super().size(size, starts)
@@ -311,7 +307,7 @@ def _begins(stations: Sequence[Station], size: int) -> list[int]:
     """Return where a pass begins that is not the first, if each has `size` blocks."""
     begins, count = [], 0
     for i, station in enumerate(stations):
-        if count == size and isinstance(station, (Attend, _Enter)):
+        if count == size and isinstance(station, (Attend, Enter)):
             begins.append(i)
             count = 0
         count += isinstance(station, Attend)
@@ -322,66 +318,3 @@ def block_flop(tokens: int, width: int, kernel: Kernel, size: tuple[int, int, in
     """Return the FLOP of one block. more: further products of width x width."""
     seen = math.prod(min(k, n) for k, n in zip(kernel, size, strict=True))
     return 2.0 * tokens * width**2 * (16 + more) + 4.0 * tokens * seen * width
-
-
-class _Enter:
-    """Give frames of features their noise, or the picture of the step before, as tokens."""
-
-    def __init__(
-        self, patch: int, linear: nn.Linear, first: Weights, noise: Callable[[int], Tensor] | None, keeps: bool
-    ) -> None:
-        """keeps: the picture so far is needed after the blocks."""
-        self._patch, self._linear, self._first, self._noise, self._keeps = patch, linear, first, noise, keeps
-        self._count = 0
-
-    def push(self, frames: Frames) -> Iterator[Frames]:
-        noisy, context = frames.noisy, frames.tokens if frames.context is None else frames.context
-        if noisy is None:
-            rows, columns = (self._patch * n for n in context.shape[1:3])
-            if context.is_meta:
-                made = [context.new_empty(COLOURS, rows, columns)] * len(frames)
-            else:
-                made = [self._noise(self._count + i)[:, :rows, :columns] for i in range(len(frames))]
-            noisy = torch.stack([to_patches(picture.to(context.dtype), self._patch) for picture in made])
-            self._count += len(frames)
-        tokens = F.linear(noisy.to(context.dtype), self._linear.weight, self._linear.bias)
-        tokens += F.linear(context, self._first.context, self._first.context_bias)
-        yield Frames(tokens, frames.ends, context, noisy if self._keeps else None)
-
-
-class _Leave:
-    """Turn tokens into the network's result, and that into the picture of the next step or the last one."""
-
-    def __init__(self, patch: int, norm: Tensor, linear: nn.Linear, sampling: Sampling, step: int) -> None:
-        self._patch, self._norm, self._linear, self._sampling, self._step = patch, norm, linear, sampling, step
-
-    def push(self, frames: Frames) -> Iterator[Frames]:
-        flat, s = frames.tokens.view(-1, frames.tokens.shape[-1]), self._sampling
-        normed = torch.empty_like(flat)
-        normalised(flat, self._norm, EPS, normed)
-        made = F.linear(normed, self._linear.weight, self._linear.bias).view(*frames.tokens.shape[:3], -1)
-        last, time = self._step == s.steps - 1, s.time(self._step)
-        if s.velocity or not last:
-            noisy = frames.noisy.float()
-            velocity = made.float() if s.velocity else (noisy - made.float()) / time
-            made = noisy - (time - s.time(self._step + 1)) * velocity
-        if last:
-            pixels = [from_patches(one.to(flat.dtype), self._patch) for one in made]
-            yield Frames(torch.stack(pixels), frames.ends)
-        else:
-            yield replace(frames, noisy=made)
-
-
-def to_patches(x: Tensor, patch: int) -> Tensor:
-    """Turn a picture [C, H, W] into patches [H / patch, W / patch, C * patch^2], channels in the order (colour, column,
-    row)."""
-    c, h, w = x.shape
-    parts = x.reshape(c, h // patch, patch, w // patch, patch)
-    return parts.permute(1, 3, 0, 4, 2).reshape(h // patch, w // patch, c * patch**2)
-
-
-def from_patches(x: Tensor, patch: int) -> Tensor:
-    """Invert `to_patches`; the result is [H, W, C]."""
-    h, w, c = x.shape
-    parts = x.view(h, w, c // patch**2, patch, patch)
-    return parts.permute(0, 4, 1, 3, 2).reshape(h * patch, w * patch, c // patch**2)

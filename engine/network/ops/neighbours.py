@@ -160,9 +160,14 @@ def at_work(rows: int) -> int:
 class Attend:
     """A block. It keeps the keys and values of the last frames, and groups of frames that wait for later ones."""
 
-    def __init__(self, weights: Weights, kernel: Kernel, after: Weights | None = None) -> None:
-        """after: the next block, if it adds a product of the context to its input: this block adds it."""
-        self._w, self._kernel, self._after = weights, kernel, after
+    def __init__(self, weights: Weights, kernel: Kernel, after: Weights | None = None, begins: int = 0) -> None:
+        """Prepare for a clip.
+
+        Args:
+            after: the next block, if it adds a product of the context to its input: this block adds it.
+            begins: the clip's frame that comes first, where it is a part: its frames have their places in the clip.
+        """
+        self._w, self._kernel, self._after, self._begins = weights, kernel, after, begins
         self._width, self._head = weights.proj.shape[0], weights.norms.shape[1]
         self._keys: Tensor | None = None
         self._waiting: list[Frames] = []
@@ -242,8 +247,8 @@ class Attend:
         x.addmm_(inner, w.down.t())
 
     def _projected(self, x: Tensor, first: int, query: Tensor | None, keys: Tensor | None) -> None:
-        """Write the queries, or the keys and values, of frames from the clip's frame `first` on."""
-        (n, h, w, c), weights = x.shape, self._w
+        """Write the queries, or the keys and values, of frames from the part's frame `first` on."""
+        (n, h, w, c), weights, first = x.shape, self._w, self._begins + first
         table = angles(1 << (max(first + n, h, w) - 1).bit_length(), self._head, x.device)
         flat, place, heads = x.view(-1, c), Place(first, h, w), (-1, c // self._head, self._head)
         if weights.fused:

@@ -134,9 +134,9 @@ def test_tiles_have_noise_of_their_place(small, noise, monkeypatch):
     seen = {}
     enter = type(small.model.decoder.program.steps[-1])._pictures
 
-    def watched(self, part, state):
+    def watched(self, part, state, begins):
         seen[state.noise(0).data_ptr()] = state.noise(0)[:, :64, :64].clone()
-        return enter(self, part, state)
+        return enter(self, part, state, begins)
 
     monkeypatch.setattr(type(small.model.decoder.program.steps[-1]), "_pictures", watched)
     small.decode(z, tiling="blended", tile=64, overlap=0)

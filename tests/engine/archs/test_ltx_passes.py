@@ -159,7 +159,7 @@ def test_plans():
     assert longer.peak_bytes == made[2].peak_bytes and longer.host_bytes > made[2].host_bytes
     # One pass keeps none of its frames, only the noise.
     assert made[0].host_bytes == page_locked(3 * 121 * 704 * 1280 * 2)
-    seeded = plan("decoder", SIZE, Request(), Limits(8 * GIB, host=20 * GIB), drawn=False)
+    seeded = plan("decoder", SIZE, Request(), Limits(8 * GIB, host=20 * GIB), drawn=0)
     assert seeded.host_bytes == made[2].host_bytes - made[0].host_bytes
 
 
@@ -172,14 +172,14 @@ def test_host_memory():
     assert f"ram_gb to {enough.host_bytes / GIB:.2f} GB (it is 2.00 GB" in tiles.note
     with pytest.raises(PlanError, match=r"noise of this clip takes 1\.00 GB .* ram_gb allows 0\.50 GB: raise ram_gb"):
         plan("decoder", SIZE, Request(), Limits(13 * GIB, host=GIB // 2))
-    assert not plan("decoder", SIZE, Request(), Limits(13 * GIB, host=GIB // 2), drawn=False).tiled
+    assert not plan("decoder", SIZE, Request(), Limits(13 * GIB, host=GIB // 2), drawn=0).tiled
 
 
 def test_noise_is_drawn_before_the_run():
     """It may be more than the run itself takes: plans count it on the device, once, and on a CPU as it stays there."""
     planner, long = published(Torch()), (4000, 2, 2)
     drawn, weights = 3 * (8 * 4000 - 7) * 64 * 64 * 2, planner._besides("decoder", False)
-    run = planner.plan("decoder", long, drawn=False).peak_bytes
+    run = planner.plan("decoder", long, drawn=0).peak_bytes
     assert run < drawn + weights
     assert planner.plan("decoder", long, limits=Limits(None, host=None)).peak_bytes == drawn + weights
     assert planner.plan("decoder", long, limits=Limits(cpu=True)).peak_bytes == 2 * drawn + weights

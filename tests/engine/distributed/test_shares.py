@@ -81,6 +81,7 @@ def test_rounds_wait_in_the_room_there_is(rates, step):
     def leads(first):
         return 0.5 * (first > 0)
 
+    leads.tail = 0.0
     window, shared = 2 * len(rates) - 1, 0
     for room in range(0, 90, 4):
         for latents in (40, 97, 200):
