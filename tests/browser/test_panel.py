@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+import test_quantised as quantised
 from adopting import adopt
 from pages import node, opened, workflow
 from test_adopt import graph, tiny_wan
@@ -153,6 +154,24 @@ def test_a_latent_of_other_channels_is_seen_before_the_run(browser, host, shots,
     assert "Connect the VAE that belongs to the model" in browser("details", until="channels")["text"]
     browser("view", file=str(shots / f"channels-{request.node.callspec.id}.png"))
     browser("key", keys="Escape")
+
+
+def test_a_file_that_only_our_loader_reads_is_named_before_the_run(browser, host, shots, request):
+    quantised.write(host)
+    host.get("/object_info/ZeroWasteVAELoader")  # lists the files
+    opened(browser, host)
+    loaded = graph(quantised.PACKED, "ZeroWasteVAEDecode", ())
+    browser("load", workflow=loaded)
+    line = browser("line", until="Needs")
+    assert line["text"] == "Needs Zero-Waste VAE Loader: click for why" and not line["cut"]
+    assert line["mood"] == "bad"
+    sheet = browser("details", until="Needs")
+    assert "take its codes for weights" in sheet["text"] and "GB" not in sheet["text"] and not sheet["clipped"]
+    browser("view", file=str(shots / f"quantised-{request.node.callspec.id}.png"))
+    browser("key", keys="Escape")
+    loaded["nodes"][0] |= {"type": "ZeroWasteVAELoader", "widgets_values": [quantised.PACKED, "auto", 0, 0, True]}
+    browser("load", workflow=loaded)
+    assert browser("line", until="Fits")["mood"] == "good"
 
 
 def test_a_comparison_that_cannot_be_is_not_offered(browser, host, shots, request):

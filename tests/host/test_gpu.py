@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import running
+import test_quantised as quantised
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE
@@ -180,6 +181,17 @@ def test_stock_nodes_ours_and_every_target_give_the_same_frames(large):
     own = decoding()
     own["vae"] = node("VAELoader", vae_name="full_width.safetensors")
     assert frames(large, own) == expected
+
+
+def test_a_quantised_file_runs_from_the_stock_loader(server):
+    """With dynamic VRAM the host puts codes themselves in the place of weights."""
+    if server.name not in ("as it comes", "dynamic VRAM off"):
+        pytest.skip("the arguments say nothing of loading")
+    quantised.write(server)
+    looks = []
+    for kind in ("ZeroWasteVAELoader", "VAELoader"):
+        looks.append(frames(server, decoding("small") | {"vae": node(kind, vae_name=quantised.NAME)}))
+    assert looks[0] == looks[1] and looks[0]["std"] > 0
 
 
 def test_stopping_and_free_give_the_memory_back(large):

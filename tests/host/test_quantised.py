@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_plan_route import known
 from zerowaste_vae import read_checkpoint
+from zerowaste_vae.engine.archs import wan
+from zerowaste_vae.engine.bench.subject import random_checkpoint
 
 pytestmark = pytest.mark.host
 NAME, PACKED = "quantised_wan.safetensors", "packed_wan.safetensors"
@@ -24,11 +26,10 @@ def told(**facts) -> torch.Tensor:
     return torch.tensor(list(json.dumps(facts).encode()), dtype=torch.uint8)
 
 
-def write(comfy, places) -> None:
+def write(comfy) -> None:
     """Write a small Wan VAE in fp8 with scales, and one with a layer in 4 bit."""
-    folder = comfy.base / "models" / "vae"
-    running.write_tiny_wan(places, folder / "wan.safetensors")
-    tensors = load_file(folder / "wan.safetensors")
+    folder, widths = comfy.base / "models" / "vae", (16, 32, 64, 64)
+    tensors = random_checkpoint(wan.Config(widths, widths), architecture=wan.WAN21).tensors
     stored = dict(tensors)
     for name in [name for name, tensor in tensors.items() if tensor.ndim > 2 and name.endswith(".weight")]:
         layer, weight = name.removesuffix(".weight"), tensors[name].float()
@@ -44,9 +45,9 @@ def write(comfy, places) -> None:
     save_file(tensors | packed, folder / PACKED)
 
 
-def test_the_stock_loaders_vae_runs_on_the_engine(comfy, host_places):
+def test_the_stock_loaders_vae_runs_on_the_engine(comfy):
     """On values of the file: decoded, compared with the host's own class on them, and saved."""
-    write(comfy, host_places)
+    write(comfy)
     prompt = {
         "z": node("EmptyHunyuanLatentVideo", width=64, height=48, length=5, batch_size=1),
         "theirs": node("VAELoader", vae_name=NAME), "ours": node("ZeroWasteVAELoader", vae_name=NAME),
@@ -74,9 +75,9 @@ def test_the_stock_loaders_vae_runs_on_the_engine(comfy, host_places):
     assert shown == {"tiny.safetensors": False, NAME: False, PACKED: True}
 
 
-def test_a_host_that_forgets_the_file_is_told_of_our_loader(old_comfy, host_places):
+def test_a_host_that_forgets_the_file_is_told_of_our_loader(old_comfy):
     """By the panel's answer, before a run."""
-    write(old_comfy, host_places)
+    write(old_comfy)
     old_comfy.get("/object_info/ZeroWasteVAELoader")  # lists the files
     assert known(old_comfy, NAME)["ours_only"] is True
     prompt = {
