@@ -150,8 +150,9 @@ def test_a_latent_of_other_channels_is_seen_before_the_run(browser, host, shots,
     browser("load", workflow=loaded)
     fresh(host)
     line = browser("line", until="channels")
-    assert (line["text"], line["mood"]) == ("The latent has 4 channels, this VAE takes 16", "bad")
-    assert "Connect the VAE that belongs to the model" in browser("details", until="channels")["text"]
+    assert (line["text"], line["mood"], line["cut"]) == ("Latent has 4 channels, VAE takes 16", "bad", False)
+    sheet = browser("details", until="channels")["text"]
+    assert "this VAE takes 16" in sheet and "Connect the VAE that belongs to the model" in sheet
     browser("view", file=str(shots / f"channels-{request.node.callspec.id}.png"))
     browser("key", keys="Escape")
 

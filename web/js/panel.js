@@ -104,7 +104,7 @@ class Panel {
     if (!plan) return { text: t("planning"), mood: "quiet" };
     if (plan.unknown) return { text: t(plan.host ? "host_network" : "why_no_vae"), mood: "quiet" };
     if (this.needsOurLoader) return { text: t("ours_only"), mood: "bad" };
-    if (plan.needs_channels) return { text: t("channels", { has: plan.channels, needs: plan.needs_channels }), mood: "bad" };
+    if (plan.needs_channels) return { text: t("channels_short", { has: plan.channels, needs: plan.needs_channels }), mood: "bad" };
     if (!plan.fits) return { text: t("fits_not", { target: gb(plan.target_gb) }), mood: "bad" };
     if (this.streams && (plan.still || plan.batch > 1)) return { text: t("no_video"), mood: "bad" };
     const numbers = { used: number(plan.predicted_gb), target: `${number(plan.target_gb)} GB`, how: layout(plan), exact: exactness(plan) };
