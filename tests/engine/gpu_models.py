@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from zerowaste_vae.engine.archs import (
     svd,
     wan,
 )
+from zerowaste_vae.engine.runtime.kept import KEPT
 
 SEEDVR2, WAN21, WAN22 = (seedvr2.ARCHITECTURE, seedvr2.Config), (wan.WAN21, wan.Config), (wan.WAN22, wan.Config)
 #: Name -> (architecture and configuration, arguments of the latter).
@@ -74,6 +76,16 @@ def make(name: str, precision: str) -> VideoVAE:
 
 def decibels(frames: torch.Tensor, exact: torch.Tensor) -> float:
     return 10 * math.log10(1 / (frames.double() - exact.double()).square().mean().item())
+
+
+def reserved() -> int:
+    """Give back what may be, begin to count anew, and return the bytes on the GPU that are in use or stay reserved."""
+    KEPT.release()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_reserved()
 
 
 @contextmanager

@@ -10,11 +10,10 @@ from zerowaste_vae.engine.kernels.mixing import blocks, gates, layer_normed, mix
 from zerowaste_vae.engine.kernels.patch_pixels import reference
 from zerowaste_vae.engine.kernels.to_pixels import RAW
 from zerowaste_vae.engine.network.steps import Steps
-from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.runtime.parking import Parking
 from zerowaste_vae.engine.system.memory import GIB
 
-from ..gpu_models import decibels, make, plain_torch
+from ..gpu_models import decibels, make, plain_torch, reserved
 
 pytestmark = [
     pytest.mark.gpu,
@@ -71,10 +70,7 @@ def test_memory(noise):
     z, x = noise(1, 128, 1, 128, 128), (noise(1, 2048, 2048, 3) * 50 + 128).clamp(0, 255).byte()
     for work, source in ((vae.decode, z), (vae.encode, x)):
         work(source)
-        KEPT.release()
-        torch.cuda.empty_cache()
-        others = torch.cuda.memory_reserved() - vae._fused.packed_bytes("decoder") - vae._fused.packed_bytes("encoder")
-        torch.cuda.reset_peak_memory_stats()
+        others = reserved() - vae._fused.packed_bytes("decoder") - vae._fused.packed_bytes("encoder")
         work(source)
         stated, most = vae.last_report.predicted_gb, (torch.cuda.max_memory_reserved() - others) / GIB
         print(f"{vae.last_report.operation}: stated {stated:.3f} GB, reserved {most:.3f} GB")

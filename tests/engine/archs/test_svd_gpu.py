@@ -9,7 +9,7 @@ from zerowaste_vae.engine.network import chain
 from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.runtime.parking import Parking
 
-from ..gpu_models import decibels, make, plain_torch
+from ..gpu_models import decibels, make, plain_torch, reserved
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,7 +67,7 @@ def test_rounding_is_no_worse_than_plain_torchs(vae, noise):
 
 def test_plans_take_what_they_state(noise):
     """A roomy plan, and the leanest of whole frames, with equal bits."""
-    others = torch.cuda.memory_reserved()
+    others = reserved()
     vae = make("svd-tiny", "bf16")
     z = noise(1, 4, 14, 128, 128)
     vae.decode(z[..., :8, :8])
@@ -75,9 +75,7 @@ def test_plans_take_what_they_state(noise):
     lean = vae.plan_decode(14, 128, 128, vram_gb=0.75 * plan.peak_bytes / 2**30)
     assert not lean.tiled and lean.parking is not None
     for one, limit in ((plan, None), (lean, lean.peak_bytes / 2**30 + 0.01)):
-        KEPT.release()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        reserved()
         made.append(vae.decode(z, vram_gb=limit))
         assert 0.9 * one.peak_bytes < torch.cuda.max_memory_reserved() - others < 1.02 * one.peak_bytes
     assert torch.equal(*made)

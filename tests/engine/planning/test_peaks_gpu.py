@@ -1,7 +1,6 @@
 """Compare stated peaks with what torch reserves on a real GPU, in calls that follow each other and on plain torch."""
 
 import functools
-import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -12,25 +11,14 @@ import torch
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning import planner
 from zerowaste_vae.engine.runtime.allowance import Allowance
-from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.system.memory import GIB
 
-from ..gpu_models import make
+from ..gpu_models import make, reserved
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
-
-
-def reserved():
-    """Bytes that are in use or cannot be given back."""
-    KEPT.release()
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_reserved()
 
 
 def pictures(frames, height, width):
