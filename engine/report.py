@@ -121,7 +121,7 @@ class Report:
             ("run", f"{self.operation} {count} frames of {width}x{height}{ended}"),
             ("mode", f"{self.mode}; {self.architecture}, {self.precision} on {self.device}"),
             ("8 bit", self.operands),
-            ("lead", f"{self.lead} latents in front of these frames are computed again" if self.lead else ""),
+            ("warm-up", f"{self.lead} latents before these frames are computed again" if self.lead else ""),
             ("noise", self.noise),
             ("plan", self.plan),
             ("kernels", "; ".join(filter(None, (self.kernels, self.schedules)))),

@@ -41,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--vae", type=Path, metavar="FILE", help="VAE weights (default: published SeedVR2 widths)")
     add_norm_groups(parser)
     parser.add_argument("--precision", default="auto", metavar="P",
-                        help="auto (default: fp16, Wan bf16), fp16, bf16, fp32, fp8, int8, fp16_fast")  # fmt: skip
+                        help="auto (default: its own 16-bit type), fp16, bf16, fp32, fp8, int8, fp16_fast")  # fmt: skip
     add_card(parser)
     add_kernels(parser)
     parser.add_argument("--plain", action="store_true", help="for plain torch, where the fused kernels cannot run")
@@ -224,7 +224,7 @@ def _shared(
         times = (latents + leads(0)) / duration(shares, rates)
         parts = [{"first": frame(s.first), "end": frame(s.end), "latents": s.end - s.first,
                   "lead_latents": round(max(s.lead, 0.0), 2)} for s in shares]  # fmt: skip
-        each = ", ".join(f"{p['first']}-{p['end'] - 1} ({p['latents']} {unit} + {p['lead_latents']:.1f} of lead)"
+        each = ", ".join(f"{p['first']}-{p['end'] - 1} ({p['latents']} {unit} + {p['lead_latents']:.1f} of warm-up)"
                          for p in parts)  # fmt: skip
         text = f"{count} GPUs, computed, not measured: {times:.2f} times as fast as one; frames {each}"
         out.append({"devices": count, "split": "segments", "computed_speedup": round(times, 3), "parts": parts,

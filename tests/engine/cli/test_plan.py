@@ -108,7 +108,7 @@ def test_several_gpus_are_computed(capsys):
     assert rows[0]["parts"][0]["first"] == 0 and rows[0]["parts"][-1]["end"] == 597
     assert main([*asked, "--encode"]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said.startswith("8 GPUs, computed, not measured: ") and "of lead" in said
+    assert said.startswith("8 GPUs, computed, not measured: ") and "of warm-up" in said
     assert main(["plan", "--size", "64x64", "--vram-gb", "4", "--devices", "-1"]) == 2
 
 
