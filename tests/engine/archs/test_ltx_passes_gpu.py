@@ -1,4 +1,4 @@
-"""LTX-2.5's diffusion decoder on a real GPU in several passes of a clip, in parts of it, and its noise: bits, memory."""
+"""LTX-2.5's diffusion decoder on a real GPU in several passes of a clip, in parts of it, and its noise."""
 
 import gc
 
