@@ -16,7 +16,7 @@ from ..targets import FP8, Target, interpreted, kernels_for, on_device
 from ..tokens import LIMITS
 from . import reference
 from .angles import Place, shares
-from .schedules import GROUP, WIDE, Schedule, narrow, pick
+from .schedules import GROUP, REGISTERS, WIDE, Schedule, narrow, pick
 
 #: Channels that a program's rows may have, and half the channels of a head.
 WIDTHS, HALVES = (32, 64, 128, 256), (16, 32, 64)
@@ -118,11 +118,12 @@ def gated_product(
         return
     if columns is not None:
         s = schedule or narrow(here.sm)[1]
+        most = {"maxnreg": REGISTERS[here.sm]} if here.sm in REGISTERS and not interpreted() else {}
         with on_device(x):
             launcher("blocks.narrow_gated_kernel", here)[(-(-x.shape[0] // s.rows),)](
                 x, weight, columns, x if biases is None else biases, out, scales, x.shape[0], eps, C=x.shape[1],
                 D=out.shape[1], BIASED=biases is not None, GROUP=GROUP, LIMIT=int(LIMITS[out.dtype]),
-                UPCAST=_upcast(weight), BM=s.rows, num_warps=s.warps, num_stages=s.stages,
+                UPCAST=_upcast(weight), BM=s.rows, num_warps=s.warps, num_stages=s.stages, **most,
             )  # fmt: skip
         return
     wide = schedule is None and here.wgmma and x.shape[1] >= 64 and out.shape[1] % WIDE.columns == 0

@@ -76,8 +76,10 @@ def narrow_gated_kernel(x, weight, columns, biases, out, scales, rows, eps, C: t
     tile, over = _rows(x, rows, eps, C, BM)
     tile, scale = _coded(tile.to(tl.float32), weight.dtype.element_ty, LIMIT)
     scale *= over
-    m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, 2 * GROUP)
-    where = out + m.to(tl.int64)[:, None] * D + tl.arange(0, GROUP)[None, :]
+    first, m, n = tl.program_id(0).to(tl.int64) * BM, tl.arange(0, BM), tl.arange(0, 2 * GROUP)
+    real = m < rows - tl.program_id(0) * BM
+    out, scales = out + first * D, scales + first * (D // GROUP)
+    where = m[:, None] * D + tl.arange(0, GROUP)[None, :]
     for i in range(0, D // GROUP):
         # Programs that run at once read different parts of the weight.
         group = (tl.program_id(0) + i) % (D // GROUP)
@@ -89,8 +91,8 @@ def narrow_gated_kernel(x, weight, columns, biases, out, scales, rows, eps, C: t
         root = tl.rsqrt(1.0 + tl.exp2(g * -1.4426950408889634))
         silu = tl.where(g == float("-inf"), 0.0, g * root * root)
         codes, found = _coded(silu * u, out.dtype.element_ty, LIMIT)
-        tl.store(where + group * GROUP, codes, mask=(m < rows)[:, None])
-        tl.store(scales + m.to(tl.int64) * (D // GROUP) + group, found, mask=m < rows)
+        tl.store(out + group * GROUP + where, codes, mask=real[:, None])
+        tl.store(scales + group + m * (D // GROUP), found, mask=real)
 
 
 @triton.jit(do_not_specialize=["rows"])

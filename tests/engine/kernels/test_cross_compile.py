@@ -55,9 +55,9 @@ def problems(row, sm):
         if not condition:
             found.append(f"{name}: {what}; has {row['sass']}")
 
-    # Tiles are for the loop in Gluon: without it they only have to run. A third program on a processor is worth more
-    # than the two registers that neighbourhood attention lacks then.
-    most = 16 if name.startswith("neighbourhood") else 0
+    # Tiles are for the loop in Gluon: without it they only have to run. One more program on a processor is worth more
+    # than the registers that neighbourhood attention and the 8-bit gated product lack then.
+    most = 16 if name.startswith(("neighbourhood", "blocks")) else 0
     expect(row["local"] <= most or name.startswith("fallback"), f"{row['local']} bytes of local memory")
     expect(row["shared"] <= SHARED_LIMIT[sm] * 1024, f"{row['shared']} bytes of shared memory")
     opcodes = row["sass"]
