@@ -13,7 +13,7 @@ pytestmark = pytest.mark.host
 
 NAMING_FILES = {
     "VAELoader", "UNETLoader", "CLIPLoader", "DualCLIPLoader", "CheckpointLoaderSimple", "LoadVideo", "LoadImage",
-    "ZeroWasteVAELoader",
+    "LatentUpscaleModelLoader", "ZeroWasteVAELoader",
 }  # fmt: skip
 #: Width and height of the frames of this pack's pictures, which the page has as blobs.
 PICTURES = """

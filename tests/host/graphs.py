@@ -25,7 +25,8 @@ def _fill(inputs: dict, spec: dict, values: list, prefix: str) -> None:
     for name, (kind, *rest) in {**spec.get("required", {}), **spec.get("optional", {})}.items():
         options = rest[0] if rest else {}
         choices = kind if isinstance(kind, list) else options.get("options")
-        if isinstance(kind, str) and kind not in WIDGETS and kind != NESTED:
+        # Widgets of several types, such as "FLOAT,INT", count as well.
+        if isinstance(kind, str) and not WIDGETS.issuperset(kind.split(",")) and kind != NESTED:
             continue
         default = options.get("default")
         if kind == NESTED:

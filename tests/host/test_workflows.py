@@ -22,6 +22,7 @@ CHECKED = {
     "Qwen-Image - text to image": ("VAELoader", "UNETLoader", "CLIPLoader"),
     "Flux.1 - text to image": ("VAELoader", "UNETLoader", "DualCLIPLoader"),
     "LTX-Video - text to video": ("CheckpointLoaderSimple", "CLIPLoader"),
+    "LTX-2.5 - text to video": ("VAELoader", "UNETLoader", "CLIPLoader", "LatentUpscaleModelLoader"),
     "MiniMax H3 - text to video": ("VAELoader", "UNETLoader", "CLIPLoader"),
     "Compare with ComfyUI": ("VAELoader",),
 }
@@ -29,6 +30,7 @@ RUNNABLE = sorted(WORKFLOWS.keys() - CHECKED.keys())
 LOADERS = {
     "VAELoader": "vae", "UNETLoader": "diffusion_models", "CLIPLoader": "text_encoders",
     "DualCLIPLoader": "text_encoders", "CheckpointLoaderSimple": "checkpoints",
+    "LatentUpscaleModelLoader": "latent_upscale_models",
 }  # fmt: skip
 #: Whose files ComfyUI's own templates name.
 OWNERS = ("Comfy-Org", "comfyanonymous", "Lightricks")
@@ -126,6 +128,7 @@ def test_workflow_names_nodes_and_widgets_of_this_host(name, comfy):
     assert set(errors) <= {number for number, node in prompt.items() if node["class_type"] in CHECKED[name]}
     assert {e["extra_info"]["input_name"] for n in errors.values() for e in n["errors"]} <= {
         "vae_name", "unet_name", "clip_name", "clip_name1", "clip_name2", "ckpt_name", "file",
+        "model_name",
     }  # fmt: skip
 
 

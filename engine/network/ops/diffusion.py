@@ -42,6 +42,9 @@ from .sampling import COLOURS, ONE_STEP, Enter, Leave, Sampling
 #: Vectors of a timestep's modulation, and those that the blocks use: scale and shift of each norm.
 VECTORS, USED = 7, (0, 1, 3, 4)
 Part = Callable[[str], nn.Module]
+#: Vectors of a token that a block reads and writes where all else is fused: of the products before the attention 1 and
+#: 3, of the attention with the product after it 3 and 1 besides the token, and of the gate 1 and 1.
+BLOCK_VALUES = 11
 
 
 class DiffusionBlock(Block):
@@ -289,18 +292,22 @@ class NeighbourDecoder(Step):
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
         frames, h, w, _ = size
-        tokens = frames * h * w
-        flop = 2.0 * tokens * self.c_in * self.stages[0].width
+        tokens, pixels = frames * h * w, COLOURS * self.patch**2
+        flop, values = 2.0 * tokens * self.c_in * self.stages[0].width, tokens * (self.c_in + self.stages[0].width)
         widths = [*(s.width for s in self.stages[1:]), self.width]
         for stage, after in zip(self.stages, widths, strict=True):
+            samples = math.prod(stage.stride)
             flop += stage.layers * block_flop(tokens, stage.width, stage.kernel, (frames, h, w))
-            flop += 2.0 * tokens * stage.width * after * math.prod(stage.stride)
+            flop += 2.0 * tokens * stage.width * after * samples
+            values += tokens * (stage.layers * BLOCK_VALUES * stage.width + stage.width + after * samples)
             frames, h, w = frames * stage.stride[0] - (stage.stride[0] - 1), h * stage.stride[1], w * stage.stride[2]
             tokens = frames * h * w
         one = self.layers * block_flop(tokens, self.width, self.kernel, (frames, h, w), 1)
-        one += 4.0 * tokens * self.width * COLOURS * self.patch**2
+        one += 4.0 * tokens * self.width * pixels
         flop += self.sampling.steps * one
-        return Work(flop, flop)
+        # Each of these blocks reads the context, too; noise becomes tokens, and tokens a picture.
+        values += self.sampling.steps * tokens * ((self.layers * (BLOCK_VALUES + 1) + 2) * self.width + 2 * pixels)
+        return Work(flop, flop, values)
 
 
 def _begins(stations: Sequence[Station], size: int) -> list[int]:

@@ -221,6 +221,9 @@ def test_published():
     program = model.decoder.program
     a_frame = (program.work(17, 22, 40).flop - program.work(16, 22, 40).flop) / 8
     assert a_frame == pytest.approx(1.94e12, rel=0.01)
+    # Of a frame's 56,320 tokens: 8 blocks of 12 vectors each; all before them is an eighth of the whole.
+    values = (program.work(17, 22, 40).values - program.work(16, 22, 40).values) / 8
+    assert values == pytest.approx(8 * 12 * 256 * 56320 / 0.875, rel=0.01)
     assert by_file("ltx-2.5-video-vae-bf16.safetensors") is ARCHITECTURE
     assert by_file("ltx-2.5-video-vae-conv-bf16.safetensors") is ltx.ARCHITECTURE
 
