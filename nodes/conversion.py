@@ -18,6 +18,7 @@ from torch import Tensor
 from ..engine import Checkpoint, CheckpointError, InputError, log, read_checkpoint
 from ..engine.archs import detect, renamed
 from ..engine.checkpoints import from_stored, quantised
+from ..engine.checkpoints.safetensors_file import FP8
 from ..engine.kernels.precision import fp32_math
 from ..engine.network.stamp import Stamp
 from ..engine.options import Options
@@ -101,9 +102,11 @@ def weights_of(vae: object) -> Callable[[], Checkpoint]:
 def _of_network(network: object) -> Checkpoint:
     """Return the weights of a host VAE's network that the engine knows, with the metadata that only files carry."""
     tensors = {key: t.detach().to(offload_device()) for key, t in network.state_dict().items()}
+    fp8 = {key: t.half() for key, t in tensors.items() if t.dtype in FP8}  # as hosts with dynamic VRAM leave it
+    tensors |= fp8
     found = Checkpoint(tensors, _metadata(network))
     if quantised(tensors):
-        found = replace(from_stored(tensors, found.metadata, Path(type(network).__name__)), path=None)
+        found = replace(from_stored(tensors, found.metadata, Path(type(network).__name__), fp8), path=None)
     elif layer := next((key for key, t in tensors.items() if _is_code(key, t)), None):
         raise InputError(f"{layer} of this VAE holds codes: its loader has left out the scales of a quantised file; "
                          "load it with Zero-Waste VAE Loader")  # fmt: skip

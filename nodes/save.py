@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from ..engine import Checkpoint, InputError
 from ..engine.archs import detect
 from ..engine.checkpoints import restore_shapes, save_checkpoint
@@ -48,10 +46,8 @@ class Save(io.ComfyNode):
         suffix, kind = files.SAVE_TYPES[type]
         checkpoint = checkpoint_of(vae)
         path = files.output_file(filename_prefix, suffix)
-        started = time.perf_counter()
         result = save_checkpoint(checkpoint, path, kind, progress=Progress())
-        seconds = time.perf_counter() - started
-        report = files.without_folders("\n".join([*result.summary(), f"written and read back in {seconds:.2f} s"]))
+        report = files.without_folders("\n".join(result.summary()))
         return io.NodeOutput(str(path), report, ui=ui(report))
 
 

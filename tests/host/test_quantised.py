@@ -15,7 +15,7 @@ from zerowaste_vae.engine.archs import wan
 from zerowaste_vae.engine.bench.subject import random_checkpoint
 
 pytestmark = pytest.mark.host
-NAME, PACKED = "quantised_wan.safetensors", "packed_wan.safetensors"
+NAME, PACKED, PLAIN = "quantised_wan.safetensors", "packed_wan.safetensors", "fp8_wan.safetensors"
 
 
 def node(kind: str, **inputs) -> dict:
@@ -27,7 +27,7 @@ def told(**facts) -> torch.Tensor:
 
 
 def write(comfy) -> None:
-    """Write a small Wan VAE in fp8 with scales, and one with a layer in 4 bit."""
+    """Write a small Wan VAE in fp8 with scales, one in fp8 alone, and one with a layer in 4 bit."""
     folder, widths = comfy.base / "models" / "vae", (16, 32, 64, 64)
     tensors = random_checkpoint(wan.Config(widths, widths), architecture=wan.WAN21).tensors
     stored = dict(tensors)
@@ -37,6 +37,9 @@ def write(comfy) -> None:
         stored[name] = (weight / scale).to(torch.float8_e4m3fn)
         stored |= {f"{layer}.weight_scale": scale, f"{layer}.comfy_quant": told(format="float8_e4m3fn")}
     save_file(stored, folder / NAME)
+    fp8 = {name: tensors[name].to(torch.float8_e4m3fn) for name, tensor in stored.items() if tensor.itemsize == 1
+           and name in tensors}  # fmt: skip
+    save_file(tensors | fp8, folder / PLAIN)
     layer = "decoder.middle.1.proj"
     rows = tensors[f"{layer}.weight"].flatten(1)
     half = torch.zeros(len(rows), rows.shape[1] // 2, dtype=torch.int8)
@@ -100,6 +103,13 @@ shape = dict(dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[], temperal_d
 weights = WanVAE(dim=4, z_dim=16, image_channels=3, conv_out_channels=3, **shape).state_dict()
 weights = {key: torch.randn_like(t) for key, t in weights.items()}
 assert conversion.engine_vae(comfy.sd.VAE(sd=dict(weights))) is not None
+plain = comfy.sd.VAE(sd=dict(weights))
+conv = plain.first_stage_model.decoder.conv1
+conv.weight = torch.nn.Parameter(conv.weight.to(torch.float8_e4m3fn), requires_grad=False)
+ours = conversion.engine_vae(plain)  # hosts with dynamic VRAM keep fp8, and codes as they are
+assert ours.engine.model.state_dict()["decoder.conv1.weight"].equal(conv.weight.float())
+conv.weight = torch.nn.Parameter(torch.full_like(conv.weight, 3, dtype=torch.int8), requires_grad=False)
+assert conversion.engine_vae(plain) is not ours
 weights["decoder.conv1.weight"] = weights["decoder.conv1.weight"].mul(30).round().to(torch.int8)
 try:
     conversion.engine_vae(comfy.sd.VAE(sd=weights))
