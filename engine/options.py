@@ -224,8 +224,8 @@ TOGGLES: dict[str, Toggle] = {
         False, lambda place: None if place.cuda else "there is no cuDNN on a CPU", _cudnn,
     ),
     "async_offload": Toggle(
-        "Copies beside the work",
-        "Input, finished frames and parked history are copied while the GPU goes on. Off: it waits for each.",
+        "Asynchronous copies",
+        "Input, finished frames and parked histories are copied while the GPU computes. Off: it waits for each copy.",
         False, _overlap, _fused_only,
     ),
     "winograd": Toggle(

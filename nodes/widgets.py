@@ -85,8 +85,8 @@ _SHARED = {
     "precision": (
         io.Combo.Input, "Precision", {"options": list(NAMES), "default": "auto"},
         "auto is exact while no dB floor is set: on a CUDA GPU the 16-bit type the VAE was made for (fp16 or bf16), on "
-        "the CPU fp32. fp8 and int8 compute most convolutions in 8 bit, fp16_fast sums in fp16 (for VAEs made for "
-        "fp16); all three are approximate.",
+        "the CPU fp32. fp8 and int8 compute most convolutions in 8 bit, fp16_fast sums in fp16 (VAEs made for "
+        "fp16, Wan, HunyuanVideo 1.0, CogVideoX); all three are approximate.",
     ),
     "vram_gb": (
         io.Float.Input, "VRAM limit (GB), 0 = auto", {"max": 1024.0, **_GIGABYTES},
