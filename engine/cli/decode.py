@@ -61,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_any_vae(parser)
     taken = parser.add_argument_group("decoders that take noise and a timestep (LTX-Video 0.9.1 to 0.9.8)")
     taken.add_argument("--seed", type=int, metavar="N",
-                       help="of the noise (default: 0; LTX-2.5, which takes it too: the noise that ComfyUI draws)")  # fmt: skip
+                       help="of the noise (default: 0; LTX-2.5: the noise that ComfyUI draws)")  # fmt: skip
     taken.add_argument("--noise", type=float, metavar="X", help="its share of the latents (default: the file's, 0.025)")
     taken.add_argument("--timestep", type=float, metavar="X", help="default: the file's, else 0.05")
     video = parser.add_argument_group("MP4")
