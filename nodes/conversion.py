@@ -164,7 +164,7 @@ def follows(network: object) -> bool:
 def follows_vae(vae: object) -> bool:
     """Return True if no node has changed a VAE's calls or patched its weights. Log the reason once if one has."""
     ours = isinstance(vae, EngineVAE)
-    name = replaced(vae, EngineVAE if ours else None)
+    name = replaced(vae, EngineVAE if ours else EngineVAE.__base__)
     why = "" if name is None else f"another node has changed {name} of its VAE"
     if not why and not ours and patched(getattr(vae, "patcher", None)) is not None:
         why = "another node has laid patches over its weights"

@@ -35,9 +35,10 @@ def replaced(vae: object, kind: type | None = None) -> str | None:
     """Return the first call of a VAE, or step between pictures and its network, that differs from its class; None:
     there is none.
 
-    kind: the class with the right calls (None: the host's own).
+    kind: the class with the right calls (None: the lowest one of the VAE, which is the host's own, unless a pack gives
+    an object of its own for a VAE).
     """
-    host = type(vae).__mro__[-2]
+    host = (kind or type(vae)).__mro__[-2]
     for name in _CALLS:
         mine = getattr(type(vae), name, None)
         if name in vars(vae) and getattr(vars(vae)[name], "__func__", None) is not mine:

@@ -84,6 +84,16 @@ class Theirs(Host):
         return pixels
 
 
+class Stranger:
+    """A pack's object in place of a VAE, which is of no class of the host's."""
+
+    def __init__(self):
+        self.first_stage_model = nn.Linear(2, 2)
+
+    def decode(self, samples):
+        return samples
+
+
 def another(x):
     return x
 
@@ -111,7 +121,8 @@ def from_pictures(vae):
     (Host, None, wrapped, "decode"), (Host, None, into_pictures, "process_output"), (Host, None, of_the_kind, None),
     (Host, None, from_pictures, "process_input"), (Host, None, id, None), (Ours, Ours, id, None),
     (Ours, Ours, wrapped, "decode"), (Ours, Ours, into_pictures, "process_output"), (Theirs, None, id, "encode"),
-    (Ours, None, id, "decode"),
+    (Ours, None, id, "decode"), (Host, Host, id, None), (Host, Host, into_pictures, "process_output"),
+    (Theirs, Host, id, "encode"), (Stranger, Host, id, "decode"),
 ])  # fmt: skip
 def test_calls_of_a_vae_that_are_not_its_kinds(kind, asked, change, seen):
     vae = kind()
