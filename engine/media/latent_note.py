@@ -65,7 +65,7 @@ def found(latent: Any) -> dict[str, str]:
 
 def in_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     """Return the note among a file's metadata; empty where there is none."""
-    return {key: metadata[key] for key in KEYS if key in metadata} if "family" in metadata else {}
+    return {key: metadata[key] for key in KEYS if key in metadata} if metadata.get("family") else {}
 
 
 def check(

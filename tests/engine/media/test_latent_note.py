@@ -219,8 +219,8 @@ def test_a_demo_latent_is_not_the_published_vaes(run):
 
 
 def test_files_without_a_note_get_one_line(run, noise):
-    for name in ("plain.safetensors", "comfy.latent"):
-        write_latent(name, noise(1, 16, 2, 2, 2))
+    for name, notes in {"plain.safetensors": {}, "comfy.latent": {}, "empty.safetensors": {"family": ""}}.items():
+        write_latent(name, noise(1, 16, 2, 2, 2), notes)
         code, _, warned = run("decode", name, "a.safetensors", "--vae", "wan", "--force")
         assert code == 0 and len([line for line in warned if f"{name}: does not say which VAE made it" in line]) == 1
     write_latent("four.safetensors", noise(1, 4, 2, 2, 2))
