@@ -104,7 +104,7 @@ class VideoVAE(Face, Core, OldNames):
         wanted = check_part(start, frames, self.frames(z.shape[2]))
         shape = z.shape[0], len(wanted), self.spatial * z.shape[3], self.spatial * z.shape[4], self.colours[1]
         if out is None:
-            out = torch.empty(shape, dtype=request.dtype)
+            out = torch.empty(shape, dtype=request.dtype, device="cpu")
         check_out(out, shape, request.dtype)
         into = out
         if self.architecture.still:  # pictures are frames of one clip
@@ -263,7 +263,7 @@ class VideoVAE(Face, Core, OldNames):
         given = TensorVideo(x, still)
         latents = self.architecture.latents(given.count)
         size = given.batch, 2 * self.model.config.latent_channels, latents, given.height // s, given.width // s
-        moments = torch.empty(size)
+        moments = torch.empty(size, dtype=torch.float32, device="cpu")
         into, latent = Kept(moments.permute(0, 2, 3, 4, 1), 0), size[2:]
         for _ in _encode(self, devices, mixed, given, request, into, latent, callbacks, plan):
             pass

@@ -147,7 +147,7 @@ class HandedOn(Results):
         return self.given
 
     def room(self, clip: int, first: int, count: int) -> Tensor:
-        return torch.empty(count, *self.shape, dtype=self.dtype)
+        return torch.empty(count, *self.shape, dtype=self.dtype, device="cpu")
 
     def land(self, clip: int, first: int, results: Tensor) -> None:
         self._ready.append(Finished(clip, first, results))

@@ -127,7 +127,7 @@ def _samples(half: nn.Module | None, at: int) -> str:
     if not large or large[at].is_meta:
         return ""
     weight = large[at].detach().reshape(-1)
-    places = torch.linspace(0, weight.numel() - 1, SAMPLES, dtype=torch.float64).long()
+    places = torch.linspace(0, weight.numel() - 1, SAMPLES, dtype=torch.float64, device="cpu").long()
     picked = weight[places.to(weight.device)].float().cpu()
     scaled = (127 * picked / picked.abs().max().clamp(min=1e-30)).round().to(torch.int8)
     return base64.b64encode(scaled.numpy().tobytes()).decode()

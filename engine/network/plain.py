@@ -222,7 +222,8 @@ class Network(nn.Module):
         """Return the noise that `sample` adds to latents of this shape, in units of their std; it is the same on every
         device. The noise of a clip does not depend on later clips of the batch."""
         generator = torch.Generator().manual_seed(seed)
-        return torch.stack([torch.randn(*shape[1:], generator=generator) for _ in range(shape[0])])
+        kind = {"dtype": torch.float32, "device": "cpu"}
+        return torch.stack([torch.randn(*shape[1:], generator=generator, **kind) for _ in range(shape[0])])
 
     @classmethod
     def sample(cls, moments: Tensor, seed: int | None = None, noise: Tensor | None = None) -> Tensor:

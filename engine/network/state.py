@@ -118,4 +118,4 @@ def drawn(seed: int, place: str, *shape: int) -> torch.Tensor:
     """Draw normal float32 values on the CPU, the same on every machine. place: their purpose, as text."""
     digest = hashlib.sha256(f"{seed} {place}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.randn(shape, generator=generator)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")

@@ -19,6 +19,8 @@ _CUDA = torch.backends.cuda
 CUDNN_BENCHMARK = Setting.attribute(torch.backends.cudnn, "benchmark", exact=False)
 _HALF_SUMS = Setting.attribute(_CUDA.matmul, "allow_fp16_accumulation", exact=False)  # since torch 2.7
 _FLASH = Setting(_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp, exact=True)
+#: The type of tensors that are made without naming one.
+_DEFAULT_TYPE = Setting(torch.get_default_dtype, torch.set_default_dtype, exact=torch.float32)
 _EFFICIENT = Setting(_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp, exact=True)
 
 
@@ -26,7 +28,8 @@ _EFFICIENT = Setting(_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient
 def scoped_math(
     device: torch.device, *, tf32: bool = False, cudnn_benchmark: bool = False, flash_attention: bool = True
 ) -> Iterator[None]:
-    """Set how and where torch computes inside, without gradients.
+    """Set how and where torch computes inside, without gradients, and in the types that operands have: neither autocast
+    nor another default type of the caller changes a run.
 
     Process-wide settings are restored when the last of the runs that overlap is over, also after an error.
 
@@ -40,7 +43,10 @@ def scoped_math(
         flash_attention: false makes attention of plain products in fp32 on every device (a block of queries at a time,
             so that memory stays linear).
     """
-    with torch.no_grad(), ExitStack() as stack:
+    with torch.no_grad(), _DEFAULT_TYPE.hold(torch.float32), ExitStack() as stack:
+        for kind in {device.type, "cpu"}:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
         if device.type == "cuda":
             stack.enter_context(current(device))
             stack.enter_context(fp32_math(tf32))

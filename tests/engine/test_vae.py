@@ -46,6 +46,19 @@ def test_outputs(vae, noise, options):
     assert (byte.float() - full * 255).abs().max() <= 0.75
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_another_default_type_of_the_caller(vae, noise, seed):
+    """Latents and their noise stay float32."""
+    video = pixels(noise(1, 3, 5, 16, 16).clamp(-1, 1))
+    expected = vae.encode(video, seed=seed)
+    torch.set_default_dtype(torch.float16)
+    try:
+        made = vae.encode(video, seed=seed), torch.cat(list(vae.encode_stream(video[0], count=5, seed=seed)), 2)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(each, expected) for each in made)
+
+
 def test_encode_is_the_scaled_mean(vae, noise, atol):
     x = noise(1, 3, 9, 19, 26).clamp(-1, 1)
     video = pixels(x)

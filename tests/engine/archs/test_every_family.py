@@ -62,3 +62,16 @@ def test_encodes(pair):
         expected = plain.encode(video)
         for chunk in (1, 2):
             close(vae.encode(video, chunk=chunk), expected)
+
+
+def test_the_callers_settings_of_torch_change_nothing(pair):
+    """Other packs call a VAE inside autocast, or leave another default type behind."""
+    vae, plain, z = pair
+    expected = [each.decode(z) for each in (vae, plain)]
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            made = [each.decode(z) for each in (vae, plain)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(*both) for both in zip(made, expected, strict=True))

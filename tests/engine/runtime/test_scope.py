@@ -101,3 +101,20 @@ def test_attention_in_dry_runs():
     assert lean == n * c * 4
     scores = 512 * n * 4
     assert lean + 2 * scores <= plain < n * n * 4
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.float64])
+def test_no_type_of_the_caller(kind):
+    """Tensors made without a type, and products, are as without the caller's settings, which stay."""
+    torch.set_default_dtype(kind)
+    try:
+        with torch.autocast("cpu", torch.bfloat16), scoped_math(torch.device("cpu")):
+            assert torch.ones(1).dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+        assert torch.get_default_dtype() == kind
+        with torch.autocast("cpu", torch.bfloat16):
+            with scoped_math(torch.device("cpu")):
+                pass
+            assert torch.is_autocast_enabled("cpu")
+    finally:
+        torch.set_default_dtype(torch.float32)
