@@ -92,7 +92,7 @@ def encoder(config: Config) -> Program:
 
     return Program.of(
         "encoder", 3,
-        Conv("conv_in", 3, w[0]), *level(0), STEP,
+        Conv("conv_in", 3, w[0], block=2 ** (LEVELS - 1)), *level(0), STEP,
         *itertools.chain(*map(level, range(1, LEVELS - 1))), TILES,
         *level(LEVELS - 1), *_middle(w[-1], norm),
         Moments("norm_out", "conv_out", w[-1], 2 * config.latent_channels, norm, means=True),

@@ -93,7 +93,7 @@ def encoder(config: Config) -> Program:
 
     return Program.of(
         "encoder", config.encoder_colours,
-        Conv("conv1", config.encoder_colours, w[0]), level(0), STEP,
+        Conv("conv1", config.encoder_colours, w[0], block=2 ** (LEVELS - 1)), level(0), STEP,
         *map(level, range(1, LEVELS - 1)), TILES,
         level(LEVELS - 1), *middle(w[-1]),
         Moments("head.0", "head.2", w[-1], 2 * latent, Length()), Linear("/conv1", 2 * latent),
