@@ -98,7 +98,9 @@ def load(
     weights = {key: _cast(checkpoint, key, torch.float32 if key in exact else dtype) for key in expected}
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False).eval()
-    for key, found in codes.items():
+    # Codes are as large as half the weights: without a host, which may change the precision later, int8 alone reads
+    # them.
+    for key, found in codes.items() if precision == "int8" or weights_on is not None else ():
         found.attach(model.get_submodule(key.removesuffix(".weight")))
     waits = weights_on is None
     here = weights_on or ("cpu" if where.type == "cuda" else where)

@@ -1,5 +1,8 @@
 """MiniMax H3's VAE: against recorded outputs of the original, its published sizes, and plans of those."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -7,6 +10,7 @@ from zerowaste_vae import load
 from zerowaste_vae.engine.archs import by_file, detect
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE
 from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.checkpoints import read_checkpoint
 from zerowaste_vae.engine.errors import InputError, PlanError
 from zerowaste_vae.engine.kernels.tokens import rounded
 from zerowaste_vae.engine.network.codes import Codes
@@ -111,6 +115,21 @@ def test_int8_products(int8, name):
     torch.testing.assert_close(scales[:, None], tensors[f"{name}.x_scale"], rtol=1e-6, atol=0)
     multiply(product, codes, out, scales, torch.empty(out.numel(), dtype=torch.int32))
     torch.testing.assert_close(out, expected, rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize(("precision", "weights_on", "kept"), [
+    ("int8", None, True), ("fp16", None, False), ("fp8", None, False), ("fp32", None, False), ("fp32", "cpu", True),
+])  # fmt: skip
+def test_codes_stay_only_where_they_may_be_multiplied(shared, precision, weights_on, kept):
+    """They would be 2.4 GB of the published file beside 4.8 of floats."""
+    checkpoint = read_checkpoint(shared / "golden" / "minimax_h3_int8" / "narrow.weights.safetensors")
+    held = [weakref.ref(codes.values) for codes in checkpoint.codes.values()]
+    vae = load(checkpoint, precision, "cpu", weights_on=weights_on)
+    del checkpoint
+    gc.collect()
+    layer = vae.model.decoder.get_submodule("transformer_blocks.0.ff.w2")
+    assert len(held) == 4 and (Codes.of(layer) is not None) == kept
+    assert all((ref() is not None) == kept for ref in held)
 
 
 def test_int8_decodes(int8):
