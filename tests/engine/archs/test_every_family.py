@@ -5,6 +5,7 @@ too: of theirs only chunks and parts are looked at."""
 import pytest
 import torch
 from zerowaste_vae import load
+from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.options import DEFAULTS
 
 from . import originals
@@ -34,6 +35,10 @@ def pair(request, on_references):
 def close(actual, expected):
     """As sums in other orders are: 3.3e-5 at most of all here on one CPU."""
     originals.close(actual, expected, 1e-4)
+
+
+def test_all_are_here():
+    assert set(SMALL) == {a.name for a in ARCHITECTURES}
 
 
 def test_chunks_tiles_and_parts_of_a_clip(pair):
