@@ -109,8 +109,8 @@ def load(
         vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)))
     vae.options = replace(vae.options, min_db=min_db)
     if where.type == "cpu" and vae.precision in ("fp16", "bf16"):
-        log.once(f"{vae.precision} on a CPU: many compute it far slower than fp32 (a decode of 138 s beside 2.6 was "
-                 "measured); use fp32, or auto")  # fmt: skip
+        log.once(f"{vae.precision} on a CPU: many compute it far slower than fp32 (138 s for a decode instead of 2.6); "
+                 "use fp32, or auto")  # fmt: skip
     return vae
 
 

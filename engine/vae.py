@@ -142,7 +142,7 @@ class VideoVAE(Face, Core, OldNames):
     ) -> Iterator[Tensor]:
         """Yield the frames of `decode`, for one clip, as they are finished: [1, f, s*h, s*w, 3], f >= 1.
 
-        Takes the arguments of `decode`, and latents that are read when they are needed (files/latents.LatentFile). The
+        Takes the arguments of `decode`, and latents that are read when they are needed (media/latents.LatentFile). The
         yielded tensors are the caller's. Frames of a few chunks are in memory at any time; with blended tiles as many
         as one of them depends on. Several devices take turns: each makes a segment, and finished frames wait for theirs
         in a quarter of the free host memory at most (in ram_gb, where that is less); the report says how many. Ending

@@ -25,11 +25,12 @@ Widths = tuple[int, ...]
 
 @dataclass(frozen=True)
 class KeySet:
-    """A VAE family, recognised if all names of one of `keys` are in a file: those of a decoder, or of an encoder.
+    """The tensor names by which a family's files are recognised: all names of one entry of `keys` must be in the file.
 
-    At least two names of each are in no file of another family that comes later in the registry: one tensor too many
-    never makes one family's file another's. native: maps names in a file to the family's original ones, None where a
-    name has none; absent if files have only one set of names. title: what messages call a family that is not run.
+    Each entry names tensors of a decoder or of an encoder, at least two that no family later in the registry has, so
+    that a single foreign tensor never changes a file's family. native: maps names in a file to the family's original
+    ones (None: the name has none); absent if files have only one set of names. title: name in messages, for families
+    that are not run.
     """
 
     name: str
@@ -44,8 +45,8 @@ class KeySet:
 
 @dataclass(frozen=True)
 class Draws:
-    """Distributions of random weights that keep a family's activations of order one: normal, matrices with a deviation
-    of `matrices` / fan-in^0.5, norms' weights with one of `norms` around 1, other vectors with one of `vectors`.
+    """Normal distributions of random weights that keep a family's activations of order one. Standard deviations:
+    `matrices` / fan-in^0.5 for matrices, `norms` (around 1) for norms' weights, `vectors` for other vectors.
 
     named: (end of a parameter's name, mean, deviation) of exceptions. fixed: (name, values) of parameters that are not
     drawn, one value for all elements or one for each.
@@ -100,7 +101,7 @@ class Architecture:
     decoder: Callable[[Any], Program]
     #: The meaning of precision "auto" on a GPU that computes in it.
     native: str = "fp16"
-    #: ComfyUI's own class runs in fp16 as well as in bf16, the native type: with sums in fp16, activations are fp16.
+    #: ComfyUI's own class runs in fp16 as well as in bf16, the native type; fp16_fast then has activations in fp16.
     fp16: bool = False
     #: None: plans need a file.
     published: Published | None = None

@@ -100,7 +100,7 @@ def encoder(config: Config) -> Program:
     )  # fmt: skip
 
 
-#: Prefixes of both halves in published files, and in those that ComfyUI saves.
+#: Prefixes of both components in published files, and in those that ComfyUI saves.
 _HALVES = {"pipeline": "decoder", "decoder_model": "decoder", "student.dconv_encoder": "encoder",
            "dconv_encoder": "encoder"}  # fmt: skip
 _PREFIX = re.compile("^(" + "|".join(map(re.escape, _HALVES)) + r")\.")
@@ -109,7 +109,7 @@ _UNUSED = re.compile(r"^decoder\.y_embedder\.(encoder|bottleneck)\.")
 
 
 def native(names: list[str]) -> dict[str, str | None]:
-    """Map a file's names to those of the two halves."""
+    """Map a file's names to those of the encoder and decoder."""
     found = {name: _PREFIX.sub(lambda m: f"{_HALVES[m[1]]}.", name) for name in names}
     return {name: None if _UNUSED.match(new) else new for name, new in found.items()}
 

@@ -1,5 +1,5 @@
 """Stable Video Diffusion's VAE: Stable Diffusion's encoder, and its decoder with a block of convolutions in time after
-each block of a frame's. Group norms in time span the clip, so a clip is decoded as a whole."""
+each block within frames. Group norms in time span the clip, so a clip is decoded as a whole."""
 
 from __future__ import annotations
 

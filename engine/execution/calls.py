@@ -1,4 +1,4 @@
-"""State of a VAE's calls: who has its packed weights and plans, its last report, and torch's settings meanwhile."""
+"""State of a VAE's calls: which call holds its packed weights and plans, its last report, torch's settings."""
 
 from __future__ import annotations
 

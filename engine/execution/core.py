@@ -44,7 +44,7 @@ def no_check() -> None:
 
 
 class Core(Rescue):
-    """Weights in one precision on one device, under one set of options: the object that calls (call.py) work with."""
+    """Weights in one precision on one device, under one set of options, as `execution/call.py` uses them."""
 
     def __init__(
         self, model: nn.Module, architecture: Architecture, precision: str, dtype: torch.dtype, device: torch.device,

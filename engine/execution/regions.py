@@ -1,4 +1,4 @@
-"""Finished pixels of parts of frames, copied from the GPU to their frames: no frame is put together before."""
+"""Copy finished pixels of parts of frames from the GPU to their place in host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The VAE that a call goes on with after kernels have failed or values were not finite."""
+"""Choose the VAE with which a call goes on after kernels have failed or values were not finite."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class Kept(Target):
 
 
 def waiting_room(ram_gb: float) -> int:
-    """Return the bytes for finished results of a stream that wait for their turn; at most `ram_gb`, where that is not
+    """Return the bytes for finished results of a stream that wait for their turn; at most `ram_gb`, unless that is
     0."""
     free = available_ram()
     room = WAITING_BYTES if free is None else int(WAITING_SHARE * free)

@@ -62,8 +62,7 @@ class Runs:
         Args:
             make: plans the ExecutionContext.
             network, size: all that distinguishes one ExecutionContext from another; the previous one is used again if
-            they are the
-                same.
+                they are the same.
             plan: the plan of the call.
             guard: frees memory, and keeps the clip if memory runs out.
 

@@ -1,5 +1,4 @@
-"""Execute a Program on the fused operators: packing, and chunks with an ExecutionContext, dry for a plan or for
-real."""
+"""Execute a Program on the fused operators: packing, and chunks in an ExecutionContext (a dry one for plans)."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _INNER = frozenset({(0, 0)})
 
 class Fused:
     """Packed weights of a component (encoder or decoder) and the order of its steps; one instance serves any number of
-    Runs. Residual streams are [frames, H, W, C]."""
+    ExecutionContexts. Residual streams are [frames, H, W, C]."""
 
     def __init__(
         self, half: Half, dtype: torch.dtype, options: Options = DEFAULTS, operands: Operands | None = None,
@@ -66,8 +65,7 @@ class Fused:
         self.nbytes = tensor_bytes(self)
 
     def begin(self, device: torch.device, parking: Parking | None) -> ExecutionContext:
-        """Return a dry ExecutionContext positioned after the clip's start, where each latent stands for as many frames
-        as it can."""
+        """Return a dry ExecutionContext placed after the clip's start, where latents stand for most frames."""
         how = (getattr(self.style, name) for name in ("head", "border", "still", "after", "forgets"))
         run = ExecutionContext(self.dtype, device, parking, *how)
         names = (link.step.name for stage in self.stages for link in stage)

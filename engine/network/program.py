@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ..precision.forms import Operands
     from ..runtime.context import ExecutionContext
 
+
 class Mark(Enum):
     """A boundary between steps. TILES: blended tiles begin (decoder) or end here (encoder); steps on the latent's side
-    see whole frames. STEP: the resolution changes; beyond it (on the pixels' side) fewer frames than a chunk's go at
-    once."""
+    see whole frames. STEP: the resolution changes; on the pixels' side a chunk's frames may run a few at a time."""
 
     TILES = "tiles"
     STEP = "step"
@@ -37,8 +37,8 @@ TILES, STEP = Mark.TILES, Mark.STEP
 
 
 class Step:
-    """One kind of step; subclasses are frozen dataclasses with a `name`, that of their parameters within the component.
-    A name that begins with "/" starts at the file's root."""
+    """One kind of step. Subclasses are frozen dataclasses; `name` is that of their parameters within the component, or,
+    if it begins with "/", within the file."""
 
     name: str
     #: Ratio (out, in) of the frame rate, and of rows and columns.
@@ -54,9 +54,9 @@ class Step:
     groups: int = 0
     #: The result is part of a residual stream, which the fused operators want in whole rows of memory.
     stream: ClassVar[bool] = True
-    #: The step holds back frames besides those that its convolutions need.
+    #: The step holds back more frames than its convolutions need.
     late: bool = False
-    #: No result depends on more than the taps, although it is late.
+    #: The step is late, but no result depends on more frames than its taps say.
     bounded: ClassVar[bool] = False
     #: Period, in latents, of the step's treatment of a latent; 1: all are treated alike.
     cycle: int = 1
@@ -66,7 +66,7 @@ class Step:
     waits: bool = False
     #: Eager execution launches kernels of ours.
     launches: ClassVar[bool] = False
-    #: Numbers of passes in which eager execution can take a clip, from most memory to least. With more: `parked`.
+    #: Numbers of passes in which eager execution can take a clip, from most memory to least (`parked`: between them).
     passes: ClassVar[tuple[int, ...]] = (1,)
     #: It is the last one, and gives results one after the other (`each`), although one input may bring many.
     lazy: ClassVar[bool] = False
@@ -95,8 +95,7 @@ class Step:
         yield self.plain(part, x, state)
 
     def memory(self, height: int, width: int, itemsize: int, passes: int = 1) -> int | None:
-        """Return the most bytes that eager execution takes for frames of this size, if the step knows them: however
-        long the clip is, in so many passes. None: a dry run finds them."""
+        """Return the most bytes of eager execution, whatever the clip's length; None: a dry run finds them."""
         return None
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Any:
@@ -120,8 +119,7 @@ class Step:
         return ()
 
     def size(self, size: Size, starts: bool) -> Size:
-        """Return the size of the result. starts: the input begins the clip, and its first frame is not doubled or
-        paired."""
+        """Return the size of the result. starts: the input begins the clip, so its first frame stays single."""
         frames, (out, of), (big, small) = size.frames, self.time, self.space
         if out > of:
             frames = frames * out - (out - 1) * starts
@@ -251,8 +249,8 @@ class Program:
 
     @functools.cached_property
     def chunk(self) -> tuple[int, int] | None:
-        """Return the latents of a clip's first chunk and of all later ones that its norms take together; None: any.
-        A network that waits for a clip's end takes all of them, however many there are."""
+        """Return the latents that norms take together, in a clip's first chunk and in each later one; None: any number.
+        A network that waits for a clip's end takes all of them."""
         if self.waits:
             return sys.maxsize, sys.maxsize
         for step, rate in zip(self.steps, self.rates, strict=False):
@@ -263,23 +261,21 @@ class Program:
 
     @functools.cached_property
     def gathers(self) -> bool:
-        """Return whether the steps that see whole frames see whole clips, too: their latents or features exist at
-        once."""
+        """Return whether the steps that see whole frames also see the whole clip at once."""
         return any(s.whole for s in self.steps)
 
     @functools.cached_property
     def waits(self) -> bool:
-        """Return whether nothing comes out before a clip ends, however it is cut."""
+        """Return whether no result comes out before the clip ends."""
         return any(s.waits for s in self.every())
 
     @property
     def unstreamed(self) -> bool:
-        """Return whether results need all of a clip first, so that memory depends on its length."""
+        """Return whether results need the whole clip, so that memory depends on its length."""
         return self.gathers or self.waits or self.piece > 0
 
     def fixed(self, latents: int) -> Steps | None:
-        """Return the steps that a clip of so many latents has to take; None if they are free. Eager execution is bound
-        only by `piece`."""
+        """Return the steps that a clip of so many latents must take; None: any. Only `piece` binds eager execution."""
         if self.piece and self.half == "decoder":
             return Steps(latents, self.piece, pieces=True)
         chunk = (latents % self.piece, self.piece) if self.piece else self.chunk
@@ -311,9 +307,8 @@ class Program:
 
     @functools.cached_property
     def reach(self) -> tuple[Fraction | float, Fraction | float]:
-        """Return the receptive field in time: the frames before and after its own that a result may depend on, at the
-        input's rate. Infinite where it may depend on all of them."""
-        # Of most late steps, chunks of frames are counted from the clip's start.
+        """Return how many frames before and after its own a result may depend on, at the input's rate; inf: all."""
+        # Most late steps count their groups of frames from the clip's start.
         if self.piece or any(s.late and not s.bounded for s in self.every()):
             return math.inf, math.inf
         before, after, rate = Fraction(0), Fraction(0), Fraction(1)
@@ -327,15 +322,15 @@ class Program:
 
     @functools.cached_property
     def staged(self) -> bool:
-        """Return whether every step gives each chunk's results with that chunk, so that steps may begin at different
-        latents."""
+        """Return whether each chunk's results come out with it, so that steps may begin at different latents."""
         return not (self.late or self.waits or self.gathers or self.style.single or self.piece)
 
     def begins(self, first: int) -> tuple[int, ...]:
-        """Return, for each step, the latent from which it has to see a clip so that results from `first` on equal those
-        of the whole clip, bit by bit; not falling, and multiples of the steps' cycles.
+        """Return for each step the first latent that it must see, so that results from `first` on have the bits of the
+        whole clip. The numbers never fall, and are multiples of `cycle`.
 
-        If not `staged`, all begin with one latent, as a clip of their own: its first latent is its last frame only.
+        If not `staged`, all steps begin with the same latent. It then counts as a clip's first one, which stands for
+        one frame: the last of its own.
         """
         every = self.cycle
         if not self.staged:
@@ -352,12 +347,12 @@ class Program:
 
     @functools.cached_property
     def cycle(self) -> int:
-        """Return the latents of whose multiples all steps begin."""
+        """Return the number of latents at whose multiples steps may begin."""
         return math.lcm(*(s.cycle for s in self.every()))
 
     @functools.cached_property
     def _needs(self) -> tuple[tuple[tuple[int, int], int, int], ...]:
-        """Return for each step, the last one first: its `time`, the frames before its own that it reads, its rate."""
+        """Return for each step, from last to first: `time`, the earlier frames that it reads, frames per latent."""
         both = zip(self.steps, self.rates, strict=False)
         return tuple((step.time, step.taps(self.style).before, rate) for step, rate in both)[::-1]
 
@@ -401,5 +396,5 @@ class Program:
         """Return the reason why fused execution cannot run it, or None."""
         reasons = (s.plain_only or s.why_not_fused(self.style) for s in self.every())
         if self.style.after and any(s.taps(self.style) != Taps() and not s.looks_ahead for s in self.every()):
-            return f"its convolutions look {self.style.after} frame(s) ahead, which only the plain walk does"
+            return f"its convolutions look {self.style.after} frame(s) ahead, which only plain torch does"
         return next((r for r in reasons if r), None)

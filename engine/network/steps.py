@@ -25,11 +25,11 @@ class Latents(Protocol):
 
 @dataclass(frozen=True)
 class Steps:
-    """Latents per chunk, and frames per call at the highest resolutions; 0 for all.
+    """Latents per chunk, and frames per call at the highest resolutions; 0: all of them.
 
-    lead: latents of a clip's first chunk; 0 for as many as the others have. pieces: a chunk is a clip, and `frames` of
-    its results are counted at a time, as often as it has latents. passes: of a clip through the network, between which
-    frames wait in host memory."""
+    lead: latents of a clip's first chunk; 0: as many as of the others. pieces: the clip is one chunk, and progress is
+    counted by pieces of `frames` results. passes: number of times that a clip goes through parts of the network, its
+    frames waiting in host memory in between."""
 
     latents: int = 0
     frames: int = 0
@@ -39,7 +39,7 @@ class Steps:
 
     @property
     def unit(self) -> int:
-        """Return the latents that are counted at a time."""
+        """Return the latents that progress is counted by."""
         return 1 if self.pieces else self.latents
 
     def at(self, latent: int) -> int:
@@ -77,11 +77,10 @@ def chunk_end(first: int, last: int, size: int, edges: Iterable[int]) -> int:
 
 
 def with_chunks(begins: tuple[int, ...], steps: Steps | None, cycle: int) -> tuple[int, ...]:
-    """Move the latents that steps begin with for a part of a clip back to where chunks of the whole begin.
+    """Move the latents with which the steps of a part begin back to where chunks of the whole clip begin.
 
-    They are moved only if the first step begins with the clip. Chunks end where a step begins. A part that has to see
-    the clip from its start would take more of them than the whole, and longer: now it takes those of the whole, each
-    through as many steps or fewer.
+    This is done only if the first step begins with the clip. Without it, such a part would be cut into more chunks than
+    the whole clip, because chunks also end where a step begins, and would take longer.
 
     Args:
         begins: for each step, its first latent.

@@ -13,8 +13,7 @@ from .values import Work
 
 @dataclass(frozen=True)
 class TiledProgram(Program):
-    """A Program whose steps are those of one tile of one section of a clip, as `own` cuts it; counts for whole clips
-    follow from that."""
+    """A Program for one tile of one section of a clip, as `own` divides it; its methods count for whole clips."""
 
     own: NativeTiles = field(default_factory=NativeTiles)
 

@@ -1,4 +1,4 @@
-"""Question that a planner answers."""
+"""The request to a planner: component, size of the clip and the user's options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORTH_SAYING = GIB // 10
 
 @dataclass(frozen=True)
 class Ask:
-    """Question to the planner.
+    """A request to the planner.
 
     half: "decoder" or "encoder". latents: of the clip. height, width: of the frame, in latent pixels. chunk: latents of
     a chunk that the user asked for (0: the planner chooses). output: type of the results. band: rows of exact tiles
@@ -45,6 +45,6 @@ class Ask:
     beside: int = field(default=0, compare=False)
 
     def told(self, target: int | None) -> str:
-        """Return a target in words, with what this process holds beside the run and the target leaves out."""
+        """Return a target in words, with the memory of this process that it does not include."""
         held, left = in_gb(self.beside), in_gb(target)
         return refusals.BESIDE.format(left=left, held=held) if self.beside >= WORTH_SAYING else left

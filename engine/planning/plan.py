@@ -33,7 +33,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a clip's way through the network.
+    """How a clip goes through the network, and the memory that this takes.
 
     `peak_bytes` counts weights, history, activations and library workspaces on the device. On a GPU that is the memory
     which torch reserves for them: for plain torch more than is in use at once, as freed blocks do not fit later

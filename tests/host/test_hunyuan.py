@@ -76,7 +76,7 @@ def theirs(request, host_places, tmp_path):
 
 
 def test_their_networks_are_ours(theirs, monkeypatch):
-    """On the plain walk, and on the fused one through the reference operators."""
+    """In plain torch, and on the fused operators through their references."""
     name, weights, results = theirs
     vae = load(Checkpoint(weights), device="cpu")
     assert vae.arch == name
@@ -89,7 +89,7 @@ def test_their_networks_are_ours(theirs, monkeypatch):
         close(vae.decode_raw(z, chunk=1), decoded)
         close(vae.model.sample(vae.encode_raw(x, chunk=1)), encoded)
     if vae.architecture.still:
-        assert "only the plain walk" in vae.model.decoder.program.why_not_fused()
+        assert "only plain torch" in vae.model.decoder.program.why_not_fused()
         both = torch.cat((z, z.flip(3)), 2)  # two pictures know nothing of each other
         close(vae.decode_raw(both)[:, :, :1], decoded)
         return

@@ -238,7 +238,7 @@ class TimeAttention(Step):
     norm: Norm
     head: int = 0
     in_place = True
-    plain_only = "it has attention among the frames of a clip, which only the plain walk does"
+    plain_only = "it has attention among the frames of a clip, which only plain torch does"
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         if self.head:

@@ -135,9 +135,9 @@ class Res(resnet.Res):
 
     def why_not_fused(self, style: Style) -> str | None:
         if self.noisy:
-            return "it adds noise between its convolutions, which only the plain walk does"
+            return "it adds noise between its convolutions, which only plain torch does"
         if self.c_in != self.c_out:
-            return "its shortcuts have norms of their own, which only the plain walk does"
+            return "its shortcuts have norms of their own, which only plain torch does"
         return super().why_not_fused(style)
 
     def plain(self, part: Part, x: Tensor, state: State | None) -> Tensor:

@@ -138,7 +138,7 @@ class DepthUp(ToSamples):
     def why_not_fused(self, style: Style) -> str | None:
         if self.stride[1:] == (1, 1) and self.c_in == self.c_out:
             # Convolutions of one shape share a ring, and get as many frames each.
-            return "its frames double where their size and channels stay, which only the plain walk does"
+            return "its frames double where their size and channels stay, which only plain torch does"
         return None
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
@@ -207,7 +207,7 @@ class DepthUp(ToSamples):
 class DepthDown(_Depth):
     """Downsampling step: the means of the input's samples are added to the convolution's result."""
 
-    plain_only = "its samples become channels, which only the plain walk does"
+    plain_only = "its samples become channels, which only plain torch does"
 
     def taps(self, style: Style) -> Taps:
         return Taps(2 + self.stride[0] - 1)
@@ -224,7 +224,7 @@ class StrideDown(DepthDown):
     """One strided convolution: 3x3x3 with a border all around, or (`blocks`) on blocks that do not overlap."""
 
     blocks: bool = False
-    plain_only = "its strided convolutions have a border all around or none, which only the plain walk does"
+    plain_only = "its strided convolutions have a border all around or none, which only plain torch does"
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         kernel, padding = (self.stride, 0) if self.blocks else ((3, 3, 3), 1)

@@ -91,7 +91,7 @@ class Fourier(Step):
     last: int = 7
     stream: ClassVar[bool] = False
     exact_input = True
-    plain_only = "it begins with waves of its pixels, which only the plain walk does"
+    plain_only = "it begins with waves of its pixels, which only plain torch does"
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         waves = torch.arange(self.first, self.last + 1, device=x.device)
@@ -299,7 +299,7 @@ class _LinearEnd(Step):
 class LinearMoments(_LinearEnd, Moments):
     """Moments by a linear layer without bias."""
 
-    plain_only = "its moments come of a linear layer, which only the plain walk does"
+    plain_only = "its moments come of a linear layer, which only plain torch does"
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.norm_name: self.norm.module(self.c_in), self.name: Matrix(self.c_in, self.c_out, bias=False)}

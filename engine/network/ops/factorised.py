@@ -20,7 +20,7 @@ from . import ends, resnet
 from .conv import Between, ClipConv, conv_work
 
 SPACE, TIME = (1, 3, 3), (3, 1, 1)
-_WHY = "its convolutions are factorised, which only the plain walk does"
+_WHY = "its convolutions are factorised, which only plain torch does"
 
 
 class Pair(nn.Module):

@@ -21,7 +21,7 @@ class EachPicture(Step):
     name: str
     steps: tuple[Step, ...]
     copies: int = 1
-    plain_only = "each of its pictures is a clip, which only the plain walk knows"
+    plain_only = "each of its pictures is a clip, which only plain torch knows"
 
     def inner(self) -> tuple[Step, ...]:
         return self.steps

@@ -179,7 +179,7 @@ class Res(Normed, Layered, Between):
 
     def why_not_fused(self, style: Style) -> str | None:
         waits = style.after and self.c_in != self.c_out
-        return "its shortcuts to other widths wait for frames ahead in the plain walk only" if waits else None
+        return "its shortcuts to other widths wait for frames ahead in plain torch only" if waits else None
 
     def taps(self, style: Style) -> Taps:
         return taps_of(style, 2)

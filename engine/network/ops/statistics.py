@@ -123,7 +123,7 @@ class ByFrame(Step):
     scale: float
     leaves: bool = False
     stream: ClassVar[bool] = False
-    plain_only = "its latents have statistics of their own for every frame, which only the plain walk knows"
+    plain_only = "its latents have statistics of their own for every frame, which only plain torch knows"
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -160,7 +160,7 @@ class Normalise(Step):
     width: int
     shared: bool
     stream: ClassVar[bool] = False
-    plain_only = "its moments are brought to the latents' units, which only the plain walk does"
+    plain_only = "its moments are brought to the latents' units, which only plain torch does"
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         return {self.name: Statistics(self.width)}
