@@ -67,7 +67,7 @@ def test_batched_nodes_of_videohelpersuite_are_replaced(browser, crowded, kind):
     undo_to(browser, before)
 
 
-def test_a_vae_type_of_its_own_gets_a_notice_and_no_action(browser, crowded, shots):
+def test_foreign_vae_type_gets_a_notice(browser, crowded, shots):
     """WanVideoWrapper's nodes have no entry, and the command says why there is nothing to replace."""
     needing(crowded, "ComfyUI-WanVideoWrapper")
     opened(browser, crowded)

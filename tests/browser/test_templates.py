@@ -96,7 +96,7 @@ def test_workflows_of_later_states_load_with_their_values(browser, comfy, name):
     assert added == later
 
 
-def test_every_template_has_a_picture_of_its_own_in_the_frames_format():
+def test_every_template_has_a_picture():
     """Square, as the templates dialog shows them."""
     pictures = {name: Image.open(path.with_suffix(".jpg")) for name, path in WORKFLOWS.items()}
     assert {picture.size for picture in pictures.values()} == {(480, 480)}

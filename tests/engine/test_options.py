@@ -39,7 +39,8 @@ def test_bad_values(bad):
         Options(**bad)
 
 
-def test_availability_on_a_cpu_names_a_reason_for_everything_that_needs_a_gpu():
+def test_availability_on_a_cpu():
+    """Everything that needs a GPU has a reason."""
     reasons = availability("cpu", "seedvr2", None, torch.float32)
     assert set(reasons) == set(TOGGLES)
     assert {name for name, reason in reasons.items() if reason is None} == {"channels_last_3d", "flash_attention"}
@@ -207,7 +208,8 @@ def test_each_switch_on_a_gpu(gpu_file, noise):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
-def test_tf32_on_a_gpu_rounds_fp32_runs_and_only_those_that_ask(gpu_file, noise, atol):
+def test_tf32_rounds_only_where_asked(gpu_file, noise, atol):
+    """TF32 on a GPU rounds fp32 runs that ask for it, and no others."""
     z = noise(1, 16, 2, 6, 7)
     expected = load(gpu_file, "fp32", "cpu").decode(z)
     vae = load(gpu_file, "fp32", "cuda")

@@ -265,7 +265,7 @@ def test_plans_are_made_for_the_device_of_the_run(host_places, pack_folder):
     assert "planned for cuda:0" in inside(host_places, pack_folder, PLAN)
 
 
-def test_the_plan_that_room_is_made_for_is_the_one_that_runs(host_places, pack_folder):
+def test_room_is_made_for_the_plan_that_runs(host_places, pack_folder):
     """A second one is made where a first clip settles what is computed in 8 bit."""
     said = inside(host_places, pack_folder, ONCE).splitlines()[-1]
     assert said in ("plans: 1 1 2 1", "plans: 1 1 1 1")
@@ -290,7 +290,7 @@ def test_settings_of_an_unknown_vae_hold_during_its_calls_only(host_places, pack
     assert "scoped" in inside(host_places, pack_folder, SCOPED)
 
 
-def test_a_conversion_lives_as_long_as_the_vae_it_was_made_from(host_places, pack_folder):
+def test_life_of_a_conversion(host_places, pack_folder):
     """And the VAE that goes in is not changed by being used. Sizes that the engine does not run are the host's."""
     assert "converted once" in inside(host_places, pack_folder, CONVERTED)
 

@@ -70,7 +70,7 @@ def test_a_switch_that_an_option_turned_off_says_so(host):
     assert node["input"]["optional"]["async_offload"][1]["zerowaste_off"] == "--disable-async-offload"
 
 
-def test_what_the_cache_lets_go_of_is_made_anew_with_the_same_frames(pressed):
+def test_dropped_from_the_cache(pressed):
     """Run under --cache-ram; --default-device orders GPUs before the pack is loaded, and is nothing to a VAE on a
     CPU."""
     frames = []

@@ -208,7 +208,7 @@ def test_stopping_and_free_give_the_memory_back(large):
     assert large.log().count("Traceback") == said, large.log()[-3000:]
 
 
-def test_room_for_the_plans_peak_is_really_free_when_a_run_begins(alone):
+def test_room_for_the_peak_is_free(alone):
     """Another model holds the memory, dynamically or not: as much of it goes as the plan's peak takes, and the frames
     are the same; then that model runs again, and so does ours."""
     if "--novram" in alone.wanted.arguments:

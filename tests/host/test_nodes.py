@@ -152,7 +152,7 @@ def test_saved_vae_holds_the_weights_of_the_file(comfy):
     assert all(torch.equal(saved[key].half(), source[key]) for key in source)
 
 
-def test_optimize_sets_what_stock_nodes_run_with_and_leaves_its_input_alone(comfy):
+def test_optimize_leaves_its_input_alone(comfy):
     """bf16 on the optimised VAE changes its frames and not those of the VAE that went in, decoded before or after."""
     prompt = {
         "z": latents(comfy, 1, 16, 2, 4, 4),
@@ -286,7 +286,7 @@ def test_errors_are_readable_and_the_server_goes_on(comfy, vae, latent, widgets,
     assert comfy.run(prompt).status == "success"
 
 
-def test_a_vae_the_engine_does_not_know_runs_by_the_hosts_own_code(comfy):
+def test_unknown_vae_runs_on_the_host(comfy):
     """Our nodes and the host's give the same frames and latents; the report says who did it and what was in vain."""
     prompt = {
         **clip(),

@@ -117,7 +117,8 @@ def test_frames_of_another_range_are_worth_a_line(caplog):
     assert "below -0.1" in line and "(frames + 1) / 2" in line
 
 
-def test_a_latent_of_another_vae_is_refused_and_the_widget_allows_it(vae):
+def test_latent_of_another_vae(vae):
+    """It is refused, unless the widget allows it."""
     note = latent_note.note_of(vae)
     for samples in ({}, {VAE_NOTE: note}, {VAE_NOTE: None}, {VAE_NOTE: note | {"version": "0"}}):
         check_maker(samples, vae, False)

@@ -162,7 +162,8 @@ def test_what_does_not_fit_says_what_would(tiny):
         ("svd_xt.safetensors", "Stable Video Diffusion"), ("cogvideox_vae.safetensors", "CogVideoX"),
     ],
 )  # fmt: skip
-def test_a_file_nobody_read_yet_is_planned_as_the_published_one_of_its_name(name, title):
+def test_unread_files_are_planned_as_published(name, title):
+    """A file that was not read yet is planned as the published one of its name."""
     found = answer(Question(model=name, width=64, height=64, frames=1), CPU)
     assert (found["assumed"], found["assumed_as"]) == (True, title)
     assert found["fits"]

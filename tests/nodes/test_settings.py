@@ -133,7 +133,8 @@ def test_each_option_is_obeyed_or_its_reason_said(given, order, words):
     assert Orders() == ORDERS
 
 
-def test_a_type_is_what_auto_means_and_a_named_one_goes_before_it():
+def test_start_option_for_the_type():
+    """A type among the start options is what auto means; a named precision takes precedence."""
     ORDERS.precision = "bf16"
     assert load(demo_vae_path(), device="cpu").precision == "bf16"
     assert load(demo_vae_path(), "fp32", "cpu").precision == "fp32"
@@ -168,7 +169,7 @@ def test_a_floor_goes_before_half_sums(monkeypatch):
     assert seen == ["auto"]
 
 
-def test_where_half_sums_are_not_to_be_had_the_report_says_why():
+def test_report_says_why_no_half_sums():
     """A CPU is no faster with them, and the VAE runs as it does by default."""
     ORDERS.half_sums = True
     vae = load(demo_vae_path(), device="cpu")

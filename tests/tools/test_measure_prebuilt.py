@@ -35,7 +35,8 @@ def test_other_bits_are_found(tool, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("other", "equal"), [("", True), (" (set C lacks it)", False)])
-def test_what_another_way_ran_is_not_equal_and_what_is_not_there_is_neither(tool, monkeypatch, capsys, other, equal):
+def test_frames_of_another_way_are_unequal(tool, monkeypatch, capsys, other, equal):
+    """Frames that another way ran, or that are missing, are not equal."""
     answers(tool, monkeypatch, lambda ask: "", other)
     assert tool.main(["--forms", "C", "--families", "ltx", "--quick"]) == (not equal)
     assert [json.loads(line)["equal"] for line in capsys.readouterr().out.splitlines()] == [equal, None]

@@ -78,7 +78,8 @@ def test_every_family_makes_a_note_that_it_takes_itself(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_other_weights_of_a_layout_are_refused_where_they_mean_other_latents_and_else_worth_a_line(name, caplog):
+def test_other_weights_of_a_layout(name, caplog):
+    """Other weights are refused where they mean other latents; otherwise a line says so."""
     note, other = latent_note.note_of(made(name)), made(name, 1)
     if name in SEVERAL:
         with pytest.raises(InputError, match="was made by"):
@@ -88,7 +89,8 @@ def test_other_weights_of_a_layout_are_refused_where_they_mean_other_latents_and
         assert "has other weights" in caplog.text
 
 
-def test_a_decoder_of_its_own_behind_the_same_encoder_is_the_same_vae(caplog):
+def test_another_decoder_is_the_same_vae(caplog):
+    """A VAE with the same encoder and another decoder counts as the same."""
     given, other = checkpoint("flux"), checkpoint("flux", 1)
     mixed = {k: (t if k.startswith("encoder") else other.tensors[k]) for k, t in given.tensors.items()}
     note = latent_note.note_of(load(given, device="cpu"))
@@ -143,7 +145,8 @@ def test_a_note_of_any_text_is_one_line():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="names are UTF-16 there")
-def test_a_vae_whose_name_is_no_utf_8_makes_files_that_can_be_read(tmp_path, vae_file, run):
+def test_file_name_without_utf_8(tmp_path, vae_file, run):
+    """A VAE whose file name is not UTF-8 makes files that can be read."""
     path = tmp_path / "bad\udcff.safetensors"
     path.write_bytes(vae_file.read_bytes())
     for out in ("l.safetensors", "l.latent"):

@@ -164,7 +164,8 @@ def test_kernels_are_compiled_in_contexts_of_their_own(free, contexts):
     assert len(library.cuModuleUnload.calls) == len(compiled)
 
 
-def test_a_context_that_cannot_be_made_and_a_refused_text_end_nothing():
+def test_failed_context_and_refused_text():
+    """A context that cannot be made and a refused text end nothing."""
     library = Library(cuMemGetInfo_v2=memory(64 << 30), cuCtxCreate_v2=lambda *_: 2, cuModuleLoadDataEx=lambda *_: 222)
     Driver(library).warm(0, [b"1", b"2", b"3"], 2)
     assert not library.cuModuleLoadDataEx.calls and not library.cuCtxDestroy_v2.calls

@@ -89,7 +89,8 @@ def test_arguments_reach_the_kernel_in_its_order(fake, tensors):
     assert fake.maps == [(x.data_ptr(), 6, 2, x.shape, (64, 1), (64, 32), 3)]
 
 
-def test_what_stays_is_made_once_and_what_changes_is_not_mixed_up(fake, tensors):
+def test_launch_parameters_are_reused(fake, tensors):
+    """What stays is made once, and what changes is not mixed up."""
     x, out = tensors
     kernel, other = Prebuilt(KERNEL, "C"), torch.ones_like(x)
     for number, data in ((1, x), (2, x), (3, other), (4, x)):
@@ -141,7 +142,7 @@ def test_threads_share_no_packed_block(fake, tensors):
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_use_s_kernels_are_loaded_once_and_compiled_aside_where_they_are_new(fake, tensors, monkeypatch, cached):
+def test_kernels_of_a_use_are_loaded_once(fake, tensors, monkeypatch, cached):
     """The longest first; a launch then finds its own."""
     x, out = tensors
     wanted = key(KERNEL, [x, out, 1], FIXED)

@@ -132,7 +132,7 @@ def test_threads_without_a_context_or_with_anothers_launch_all_the_same(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_text_that_the_driver_refuses_makes_room_for_the_next_way(form, z, fresh, monkeypatch, caplog):
+def test_refused_text_gives_way(form, z, fresh, monkeypatch, caplog):
     """In the middle of a run: what has been made stays, and its own words are said."""
     expected = vae_of("plain").decode(z)
     load_one, count = launch.driver().load, []
