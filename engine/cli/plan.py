@@ -171,7 +171,7 @@ def _planner(
     if args.precision == "fp16_fast" and any(p.scales for p in programs):
         exact_only = "its products sum in fp32"
     if exact_only and args.precision in MIXED:
-        note = f"{args.precision} is not to be had ({exact_only}): this is a plan for {architecture.native}"
+        note = f"{args.precision} is unavailable ({exact_only}): this is a plan for {architecture.native}"
     exact = dtype == torch.float32
     mode = Mode()
     if exact_only is None and args.precision in MIXED:  # for any GPU that can run it

@@ -112,7 +112,7 @@ def mode_here(
         return mode
     why = Choices(FusedWalk(architecture, config, dtype, options), device, mode).lacks_any(halves)
     name = "fp16_fast" if mode.half_accumulate else asked
-    refusal = f"{name} is not to be had ({why}): {plain} runs instead"
+    refusal = f"{name} is unavailable ({why}): {plain} runs instead"
     return mode if why is None else Mode(refused=refusal, asked=mode.asked)
 
 

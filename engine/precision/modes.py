@@ -54,7 +54,7 @@ def resolve(asked: str, device: torch.device, min_db: float, kernels_off: str | 
     if asked not in MIXED and (asked != "auto" or min_db <= 0 or emulated or kernels_off):
         return Mode()
     if kernels_off:
-        return Mode(refused=f"{asked} is not to be had ({kernels_off}): {plain} runs instead")
+        return Mode(refused=f"{asked} is unavailable ({kernels_off}): {plain} runs instead")
     here = target(device, kernels)
     if asked == "auto":
         return Mode("fp8" if here.fp8 else "int8")
@@ -82,13 +82,13 @@ def scaled_mode(mode: Mode, device: torch.device, min_db: float, plain: str, lib
         libraries: its products are those of torch's libraries; otherwise kernels of ours.
     """
     if mode.half_accumulate:
-        return Mode(refused=f"fp16_fast is not to be had (its products sum in fp32): {plain} runs instead")
+        return Mode(refused=f"fp16_fast is unavailable (its products sum in fp32): {plain} runs instead")
     if mode.kind is None:
         return mode
     why = f"min_db={min_db:g} is not measured on its products" if min_db else None
     if why is None and libraries:
         why = why_no_products(mode.kind, device)
-    return mode if why is None else Mode(refused=f"{mode.kind} is not to be had ({why}): {plain} runs instead")
+    return mode if why is None else Mode(refused=f"{mode.kind} is unavailable ({why}): {plain} runs instead")
 
 
 @functools.cache

@@ -193,7 +193,7 @@ def test_8_bit_that_is_not_to_be_had(wide_ltx25, tiny_ltx25):
     vae = load(wide_ltx25, device="cpu", precision="int8")
     for off in ({"triton_fusion": False}, {"min_db": 40.0}):
         with_less = vae.with_options(dataclasses.replace(vae.options, **off))
-        assert with_less.precision == "bf16" and "int8 is not to be had" in dict(with_less.unused())["int8"]
+        assert with_less.precision == "bf16" and "int8 is unavailable" in dict(with_less.unused())["int8"]
     programs = vae.architecture.programs(vae.model.config)
     assert why_no_8_bit(programs, torch.bfloat16, "no Triton") == "no Triton"
     assert why_no_8_bit(programs, torch.bfloat16, not_fused(programs, torch.bfloat16)) is None

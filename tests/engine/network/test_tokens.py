@@ -132,7 +132,7 @@ def test_what_torch_lacks_is_said(monkeypatch):
     assert "sum in fp32" in scaled_mode(Mode(half_accumulate=True), CPU, 0.0, "fp16").refused
     refused = scaled_mode(Mode("fp8"), CPU, 45.0, "fp16")
     assert refused.kind is None and refused.refused == (
-        "fp8 is not to be had (min_db=45 is not measured on its products): fp16 runs instead"
+        "fp8 is unavailable (min_db=45 is not measured on its products): fp16 runs instead"
     )
 
 
