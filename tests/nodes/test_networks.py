@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from zerowaste_vae.nodes.networks import Direct, altered, patched
+from zerowaste_vae.nodes.networks import Direct, altered, file_of, patched
 from zerowaste_vae.nodes.networks import replaced as other_call
 
 
@@ -190,3 +191,17 @@ def test_what_nodes_set_on_a_network_is_an_option_of_decodes(name, option):
     assert vae.decoder == {option: 0.5} and getattr(direct, name) == 0.5
     direct.something = 3
     assert direct.something == 3
+
+
+def test_the_file_that_the_hosts_loader_read_is_known():
+    def load_vae_patcher(path, metadata, device):
+        pass
+
+    def load_checkpoint_vae_patcher(path, folder):
+        pass
+
+    for made in ((load_vae_patcher, ("a/b.sft", None, None)), (load_checkpoint_vae_patcher, ("a/b.sft", "folder"), 2)):
+        assert file_of(SimpleNamespace(patcher=SimpleNamespace(cached_patcher_init=made))) == Path("a/b.sft")
+    for other in (None, (print, ("a/b.sft",))):
+        assert file_of(SimpleNamespace(patcher=SimpleNamespace(cached_patcher_init=other))) is None
+    assert file_of(SimpleNamespace()) is None  # hosts before 0.33

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from zerowaste_vae.engine.checkpoints import read_checkpoint
+from zerowaste_vae.engine.checkpoints import quantised, read_checkpoint
 
 from .test_forms import told
 from .test_reader import refusal
@@ -100,3 +100,10 @@ def test_int8_described_by_metadata(tmp_path):
     for damaged in ("[", "[]", '{"layers": 3}', '{"layers": {"vae.a": 3}}'):
         save_file(vae, path, {"_quantization_metadata": damaged})
         assert "a.weight is quantised in a way" in refusal(path)
+
+
+def test_names_tell_of_codes():
+    """In a file and in a network's state; H3's own scales are weights."""
+    for name in ("a.comfy_quant", "a.weight_scale", "a.scale_weight", "a.weight_s_rel"):
+        assert quantised(["a.weight", name])
+    assert not quantised(["a.weight", "a.bias", "decoder.transformer_blocks.0.scale1", "weight_scale_a"])
