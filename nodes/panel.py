@@ -243,6 +243,8 @@ def plan_facts(
     if plan.parking is not None:
         mode = "rolled" if plan.rolls else "untiled" if still or architecture.joined else "parked"
         facts |= {"mode": mode, "parked_gb": _gb(plan.host_bytes), "band_rows": plan.parking.rows}
+    elif plan.host_bytes and plan.own is None:
+        facts |= {"waiting_gb": _gb(plan.host_bytes), "passes": plan.steps.passes}
     return facts
 
 

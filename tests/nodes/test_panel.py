@@ -252,6 +252,16 @@ def test_a_full_card_parks_histories(monkeypatch):
     assert not plain["fused"]
 
 
+def test_passes_of_a_clip(monkeypatch):
+    """LTX-2.5's diffusion decoder on a small GPU: whole frames, of which some wait in host memory beside the noise."""
+    monkeypatch.setattr(make, "why_off", lambda *_: "off")
+    monkeypatch.setattr(loader, "auto_precision", lambda *_: "bf16")
+    found = [answer(Question(model="ltx-2.5-video-vae-bf16", width=1280, height=704, frames=121),
+                    Machine(torch.device("cuda", 0), card * GIB, 64 * GIB)) for card in (24, 10)]  # fmt: skip
+    assert [(f["mode"], f["passes"]) for f in found] == [("untiled", 1), ("untiled", 3)]
+    assert found[1]["predicted_gb"] < 8 and 1 == found[0]["waiting_gb"] < found[1]["waiting_gb"] < 6
+
+
 @pytest.mark.parametrize(("card", "mode"), [(24, "untiled"), (13.5, "untiled"), (8, "rolled"), (5, "blended")])
 def test_a_small_card_computes_parts_of_large_pictures_again(monkeypatch, card, mode):
     monkeypatch.setattr(make, "why_off", lambda *_: None)

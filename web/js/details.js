@@ -27,6 +27,7 @@ export function outlook(plan, source, streams) {
   parts.push(drawMemory(plan.predicted_gb, plan.target_gb, memoryLabel(plan)));
   parts.push(line(t("layout", { frames: layout(plan), steps: chunking(plan) })));
   if (plan.parked_gb >= 0.01) parts.push(line(t("memory_parked", { size: gb(plan.parked_gb) })));
+  if (plan.waiting_gb >= 0.01) parts.push(line(t("memory_waiting", { size: gb(plan.waiting_gb) })));
   if (streams) parts.push(line(t("memory_streamed")));
   else if (plan.result_gb >= 0.01) parts.push(line(t("memory_result", { size: gb(plan.result_gb) })));
   return [...parts, ...footnotes(plan)];
@@ -46,6 +47,7 @@ function layout(plan) {
 
 function chunking(plan) {
   if (plan.still) return t(plan.chunk_latents === 1 ? "one_at_a_time" : "at_a_time", { n: plan.chunk_latents });
+  if (plan.passes > 1) return t("passes", { n: plan.passes });
   if (plan.chunks === 1) return t("one_chunk");
   return t(plan.chunk_latents === 1 ? "small_chunks" : "chunks", { n: plan.chunks, latents: plan.chunk_latents });
 }
