@@ -204,8 +204,8 @@ TOGGLES: dict[str, Toggle] = {
     ),
     "cuda_graphs": Toggle(
         "CUDA graphs",
-        "Chunks that come again are replayed from a captured graph where their launches take longer than the work "
-        "itself: long clips of small frames. Not under cudaMallocAsync.",
+        "Repeated chunks are replayed from a recorded graph where launching takes longer than computing: long clips of "
+        "small frames. Not under cudaMallocAsync.",
         True, _graphs, _fused_only,
     ),
     "flash_attention": Toggle(
@@ -219,8 +219,8 @@ TOGGLES: dict[str, Toggle] = {
     # On an H200 it changed nothing in a Wan decode.
     "cudnn_benchmark": Toggle(
         "cuDNN benchmark",
-        "cuDNN tries its algorithms out during our calls. Others round differently and take memory that no plan can "
-        "know; they changed no decode time on an H200.",
+        "cuDNN times its algorithms during our calls; the fastest may round differently and take memory that no plan "
+        "can know. No decode became faster on an H200.",
         False, lambda place: None if place.cuda else "there is no cuDNN on a CPU", _cudnn,
     ),
     "async_offload": Toggle(

@@ -70,9 +70,9 @@ class DecodeToVideo(io.ComfyNode):
                 choice("codec", "Codec", list(CODECS), "h264",
                                "h264 plays everywhere; h265 and av1 make smaller files and take longer.", False),
                 count("crf", "Quality (CRF), 0 = best", 63, "Constant quality: the larger, the smaller the "
-                              "file and the less it keeps. h264 and h265 know 0 to 51, av1 0 to 63.", default=12),
+                              "file and the less it keeps. h264 and h265 take 0 to 51, av1 0 to 63.", default=12),
                 choice("pixels", "Pixel format", list(PIXELS), "yuv420p", "yuv420p plays everywhere; yuv444p keeps "
-                       "colours at full size, and av1 knows the 420 ones only. Those that end with 10 have 10 bits per "
+                       "colours at full size, and av1 has the 420 formats only. Those that end with 10 have 10 bits per "
                        "channel.", False),
                 shared("vram_gb"), advanced(shared("chunk")), *tiling_inputs(),
                 shared("ram_gb", operation="decode"),

@@ -76,7 +76,7 @@ class EncodeFromVideo(io.ComfyNode):
             inputs=[
                 io.Video.Input("video", display_name="Video", tooltip="From Load Video, trimmed or not."),
                 shared("vae"),
-                count("start", "First frame", 1 << 30, "Frames in front of it are left out; counted from 0."),
+                count("start", "First frame", 1 << 30, "Frames before it are left out; counted from 0."),
                 count("frames", "Number of frames, 0 = all", 1 << 30,
                               "How many to encode. Where they do not fill latents, the last one is repeated."),
                 shared("vram_gb"), advanced(shared("chunk")), *tiling_inputs(), shared("ram_gb", operation="encode"),

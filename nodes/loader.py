@@ -30,7 +30,7 @@ class Loader(io.ComfyNode):
                 advanced(count(
                     "norm_groups", "Normalisation groups, 0 = auto", 512, "Groups per normalisation, for files of "
                     "unusual widths that do not name it. 0: from the file, else 32.", optional=True)),
-                switch("optimise", "Fast exact path", True, "The fused kernels and what else costs no "
+                switch("optimise", "Fast exact path", True, "The fused kernels and all else that costs no "
                        "quality, for .gguf and .safetensors alike; never 8 bit by itself. Off: plain torch operators."),
             ],
             outputs=[io.Vae.Output(display_name="VAE", tooltip="For any node that takes a VAE."), report_output()],
@@ -61,7 +61,7 @@ class Optimize(io.ComfyNode):
         return schema(
             "ZeroWasteVAEOptimize", "Zero-Waste VAE Optimize", [*widgets.SEARCH, *words],
             description="Makes every node that uses this VAE run it on this pack's engine: put it after Load VAE. The "
-            "VAE that goes in stays as it is; one the engine does not know is passed on, and the report says so.",
+            "VAE at the input stays as it is; one the engine does not know is passed on, and the report says so.",
             inputs=[
                 shared("vae", f"From any loader. VAEs of {MODELS} are given to the engine."),
                 shared("precision"), shared("vram_gb"), advanced(shared("chunk")),

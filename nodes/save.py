@@ -31,7 +31,7 @@ class Save(io.ComfyNode):
                 ),
                 choice("type", "Format and type", list(files.SAVE_TYPES), files.DEFAULT_TYPE,
                        "File format and type of the weights; norms, biases, first and last convolutions keep their "
-                       "own. Beside f16, size of a full-width SeedVR2 VAE (478 MiB) and PSNR of a decode (demo VAE, 5 "
+                       "own. Against f16, size of a full-width SeedVR2 VAE (478 MiB) and PSNR of a decode (demo VAE, 5 "
                        "frames of the demo clip, peak 2.0): q8_0 53.3 %, 57.8 dB; q6_k 41.2 %, 44.1 dB; q4_k 28.3 %, "
                        "34.1 dB.", optional=False),
             ],

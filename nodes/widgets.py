@@ -115,8 +115,8 @@ _SHARED = {
     ),
     "any_vae": (
         io.Boolean.Input, ANY_VAE, {"default": False},
-        "Off: a latent that says which VAE made it (those of this pack's encodes do) is refused by another one. On: "
-        "any latent of the right shape is decoded.",
+        "Off: a latent with a note of the VAE that made it (this pack's encodes write one) is refused by another VAE. "
+        "On: any latent of the right shape is decoded.",
     ),
 }  # fmt: skip
 _REQUIRED, _ADVANCED = ("samples", "vae"), ("ram_gb", "output", "gpus", "any_vae")
@@ -166,7 +166,7 @@ def toggle_inputs() -> tuple[list[io.Input], list[io.Input]]:
     floor = io.Float.Input(
         "min_db", display_name="Least quality (dB), 0 = exact", default=0.0, min=0.0, max=200.0, step=1.0,
         optional=True, tooltip="PSNR in dB (peak 2.0) that approximations must keep against the exact decode. 0: "
-        "nothing approximate but what is switched on here.",
+        "nothing approximate except what is switched on here.",
     )  # fmt: skip
     kernels = choice(
         "kernels", "Which fused kernels", list(CHOICES), AUTO,
