@@ -72,8 +72,8 @@ class DecodeToVideo(io.ComfyNode):
                 count("crf", "Quality (CRF), 0 = best", 63, "Constant quality: the larger, the smaller the "
                               "file and the less it keeps. h264 and h265 take 0 to 51, av1 0 to 63.", default=12),
                 choice("pixels", "Pixel format", list(PIXELS), "yuv420p", "yuv420p plays everywhere; yuv444p keeps "
-                       "colours at full size, and av1 has the 420 formats only. Those that end with 10 have 10 bits per "
-                       "channel.", False),
+                       "colours at full size, and av1 has the 420 formats only. Those that end with 10 have 10 bits "
+                       "per channel.", False),
                 shared("vram_gb"), advanced(shared("chunk")), *tiling_inputs(),
                 shared("ram_gb", operation="decode"),
                 io.Audio.Input("audio", display_name="Audio", optional=True,
