@@ -21,6 +21,19 @@ from ..network.program import Program
 Shapes = Mapping[str, tuple[int, ...]]
 #: Channels of a network's levels, from full to lowest resolution.
 Widths = tuple[int, ...]
+#: Groups of most published networks' norms; files with another number give it in their metadata (norm_num_groups).
+DEFAULT_GROUPS = 32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes that many families have and no others. Widths go from full to lowest resolution, e.g. (128, 256, 512, 512);
+    None: that component is absent from the file."""
+
+    encoder_widths: Widths | None
+    decoder_widths: Widths | None
+    latent_channels: int = 16
+    norm_groups: int | None = DEFAULT_GROUPS
 
 
 @dataclass(frozen=True)
@@ -238,6 +251,29 @@ def level_widths(shapes: Shapes, names: list[str]) -> Widths | None:
     return tuple(length(shapes, n) for n in names)
 
 
+def both_widths(
+    shapes: Shapes, levels: int, down: str, up: str, upward: bool = True
+) -> tuple[Widths | None, Widths | None]:
+    """Return the widths of the encoder and of the decoder.
+
+    down, up: the name of a level's bias in each, with {} for its number. upward: the decoder counts its levels from the
+    lowest resolution; False: from the highest."""
+    numbers = range(levels)
+    return (
+        level_widths(shapes, [down.format(i) for i in numbers]),
+        level_widths(shapes, [up.format(i) for i in (reversed(numbers) if upward else numbers)]),
+    )
+
+
+def latent_of(shapes: Shapes, first: str, last: str, usual: int, axes: int = 5) -> int:
+    """Return the channels of a latent: those that the decoder reads, if the weight of its first layer has kept its
+    shape, else half of those that the encoder's last layer makes; `usual` if the file has neither.
+
+    first, last: names of these layers. axes: of a convolution's weight."""
+    weight = shapes.get(f"decoder.{first}.weight", ())
+    return weight[1] if len(weight) == axes else length(shapes, f"encoder.{last}.bias", 2 * usual) // 2
+
+
 def length(shapes: Shapes, name: str, absent: int = 0) -> int:
     """Return the size of a bias; `absent` if the file has none. Raises InputError if it is empty."""
     shape = shapes.get(name, (absent,))
@@ -259,13 +295,10 @@ def holds(shapes: Shapes, *places: str) -> bool:
     return any(name.startswith(f"{place}.") for place in places for name in shapes)
 
 
-#: Groups of most published networks' norms; files with another number give it in their metadata (norm_num_groups).
-DEFAULT_GROUPS = 32
-
-
-def groups_of(normed: list[int], norm_groups: int | None) -> int:
-    """Return the group count for norms of these widths; None: the default number, if it divides all. Raises
+def groups_of(norm_groups: int | None, *widths: Widths | None) -> int:
+    """Return the group count for norms of all these widths; None: the default number, if it divides all. Raises
     InputError."""
+    normed = [w for each in widths for w in each or ()]
     if norm_groups is None:
         if any(w % DEFAULT_GROUPS for w in normed):
             raise InputError(

@@ -16,7 +16,7 @@ from ..network.ops.resnet import Names, Res
 from ..network.ops.spatial import LatentConv, Spatial
 from ..network.ops.up import NearestUp
 from ..network.program import STEP, TILES, Mark, Program, Step
-from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, length, level_widths, rows
+from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, both_widths, groups_of, length, rows
 
 NAMES = Names(conv1="conv1.conv", conv2="conv2.conv")
 #: Levels, of which the first two from the latent change the frame rate.
@@ -39,14 +39,12 @@ class Config:
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
         """Return the sizes of a file's networks; `norm_groups` None means 32 if it divides all widths."""
-        levels = range(LEVELS)
-        encoder = level_widths(shapes, [f"encoder.down_blocks.{i}.resnets.0.conv1.conv.bias" for i in levels])
-        decoder = level_widths(shapes, [f"decoder.up_blocks.{3 - i}.resnets.0.conv1.conv.bias" for i in levels])
-        groups = groups_of([*(encoder or ()), *(decoder or ())], norm_groups)
+        down, up = (f"{row}.{{}}.resnets.0.conv1.conv.bias" for row in ("encoder.down_blocks", "decoder.up_blocks"))
+        widths = both_widths(shapes, LEVELS, down, up)
         first = shapes.get("decoder.conv_in.conv.weight", ())
         latent = first[1] if len(first) == 5 else length(shapes, "encoder.conv_out.conv.bias", 32) // 2
         layers = rows(shapes, "encoder.down_blocks.0.resnets") or rows(shapes, "decoder.up_blocks.0.resnets") - 1
-        return cls(encoder, decoder, latent, layers, groups)
+        return cls(*widths, latent, layers, groups_of(norm_groups, *widths))
 
 
 def decoder(config: Config) -> Program:

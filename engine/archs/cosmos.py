@@ -11,7 +11,7 @@ from ..network.ops.norm import Group
 from ..network.ops.resnet import Names
 from ..network.ops.statistics import ByFrame
 from ..network.program import STEP, TILES, Program, Step
-from .arch import Architecture, KeySet, Published, Shapes, length, level_widths
+from .arch import Architecture, KeySet, Published, Shapes, both_widths, length
 
 NAMES = Names("norm1.norm", "conv1", "norm2.norm", "conv2", "nin_shortcut.conv3d")
 NORM = Group(1)
@@ -36,14 +36,10 @@ class Config:
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
         """Return the sizes of a file's networks; `norm_groups` has no meaning here."""
-
-        def widths(half: str, row: str) -> Three | None:
-            names = [f"{half}.{row}.{i}.block.0.conv1.0.conv3d.bias" for i in range(3)]
-            return level_widths(shapes, names)
-
+        down, up = (f"{row}.{{}}.block.0.conv1.0.conv3d.bias" for row in ("encoder.down", "decoder.up"))
         latent = length(shapes, "post_quant_conv.conv3d.bias", length(shapes, "quant_conv.conv3d.bias", 16))
         enters = length(shapes, "encoder.conv_in.0.conv3d.bias", 128)
-        return cls(widths("encoder", "down"), widths("decoder", "up"), enters, latent)
+        return cls(*both_widths(shapes, 3, down, up, upward=False), enters, latent)
 
 
 def decoder(config: Config) -> Program:

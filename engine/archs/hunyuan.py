@@ -4,8 +4,6 @@ whose group norms share statistics: chunks of another size would give another re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..network.ops.attention import Attention, Parts
 from ..network.ops.conv import Conv
 from ..network.ops.down import StridedDown
@@ -15,7 +13,7 @@ from ..network.ops.resnet import Names, Res
 from ..network.ops.up import RepeatUp
 from ..network.program import STEP, TILES, Program, Step
 from . import kl
-from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, length, level_widths
+from .arch import Architecture, KeySet, Published, Shapes, Sizes, both_widths, groups_of, length
 
 #: Every causal convolution is nested in a module of its own.
 NAMES = Names(conv1="conv1.conv", conv2="conv2.conv", conv_shortcut="nin_shortcut.conv")
@@ -24,28 +22,16 @@ PARTS = Parts("norm", "q", "k", "v", "proj_out", convs=3)
 CHUNK = 2
 
 
-@dataclass(frozen=True)
-class Config:
-    """Widths from full to lowest resolution, e.g. (128, 256, 512, 512). None: that component is absent from the
-    file."""
-
-    encoder_widths: Widths | None
-    decoder_widths: Widths | None
-    latent_channels: int = 16
-    norm_groups: int = DEFAULT_GROUPS
+class Config(Sizes):
+    """Sizes of both networks."""
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
         """Return the sizes of a file's networks; `norm_groups` None means 32 if it divides all widths."""
-        encoder = level_widths(shapes, [f"encoder.down.{i}.block.0.conv1.conv.bias" for i in range(4)])
-        decoder = level_widths(shapes, [f"decoder.up.{i}.block.0.conv1.conv.bias" for i in range(4)])
-        groups = groups_of([*(encoder or ()), *(decoder or ())], norm_groups)
-        latent = 16
-        if "post_quant_conv.bias" in shapes:
-            latent = length(shapes, "post_quant_conv.bias")
-        elif "quant_conv.bias" in shapes:
-            latent = length(shapes, "quant_conv.bias") // 2
-        return cls(encoder, decoder, latent, groups)
+        down, up = (f"{row}.{{}}.block.0.conv1.conv.bias" for row in ("encoder.down", "decoder.up"))
+        widths = both_widths(shapes, 4, down, up, upward=False)
+        latent = length(shapes, "post_quant_conv.bias", length(shapes, "quant_conv.bias", 32) // 2)
+        return cls(*widths, latent, groups_of(norm_groups, *widths))
 
 
 def decoder(config: Config) -> Program:

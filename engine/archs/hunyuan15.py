@@ -4,6 +4,7 @@ network sees whole clips."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import InputError
@@ -13,7 +14,7 @@ from ..network.ops.norm import Length
 from ..network.ops.resnet import Res
 from ..network.ops.shortcut import ShortcutDown, ShortcutUp
 from ..network.program import STEP, TILES, Program, Step
-from .arch import Architecture, KeySet, Published, Shapes, Widths, length, level_widths
+from .arch import Architecture, KeySet, Published, Shapes, Sizes, Widths, both_widths, latent_of
 from .hunyuan import NAMES, middle
 
 #: Number of resolutions, each half of the one before.
@@ -21,13 +22,10 @@ LEVELS = 5
 
 
 @dataclass(frozen=True)
-class Config:
-    """Widths from full to lowest resolution, e.g. (128, 256, 512, 1024, 1024). None: that component is absent."""
+class Config(Sizes):
+    """Sizes of both networks, whose norms take the length over all channels, without groups."""
 
-    encoder_widths: Widths | None
-    decoder_widths: Widths | None
     latent_channels: int = 32
-    #: Norms take the length over all channels, without groups.
     norm_groups: None = None
 
     @classmethod
@@ -39,26 +37,23 @@ class Config:
 def sizes(shapes: Shapes, conv: str) -> tuple[Widths | None, Widths | None, int]:
     """Return the widths of the encoder and decoder, and the channels of a latent. conv: the ending of a convolution's
     name. Raises InputError."""
-    encoder = level_widths(shapes, [f"encoder.down.{i}.block.0.conv1{conv}.bias" for i in range(LEVELS)])
-    decoder = level_widths(shapes, [f"decoder.up.{LEVELS - 1 - i}.block.0.conv1{conv}.bias" for i in range(LEVELS)])
-    latent = 32
-    if f"encoder.conv_out{conv}.bias" in shapes:
-        latent = length(shapes, f"encoder.conv_out{conv}.bias") // 2
-    elif len(shapes.get(f"decoder.conv_in{conv}.weight", ())) == 5:
-        latent = shapes[f"decoder.conv_in{conv}.weight"][1]
-    for half, widths, end in (("encoder", encoder, 2 * latent), ("decoder", decoder, latent)):
-        if widths is not None and not _shortcuts_fit(widths, end):
-            raise InputError(f"{half} widths {widths} for {latent} channels do not divide as its shortcuts need")
+    down, up = (f"{row}.{{}}.block.0.conv1{conv}.bias" for row in ("encoder.down", "decoder.up"))
+    encoder, decoder = both_widths(shapes, LEVELS, down, up)
+    latent = latent_of(shapes, f"conv_in{conv}", f"conv_out{conv}", 32)
+    check_shortcuts(encoder, decoder, latent, (4, 4, 8, 8))
     return encoder, decoder, latent
 
 
-def _shortcuts_fit(widths: Widths, end: int) -> bool:
-    """Return whether all resampling steps, and the latent's end, repeat or average whole channels."""
-    pairs = [(low, high, 4 if i < 2 else 8) for i, (high, low) in enumerate(itertools.pairwise(widths))]
-    return widths[-1] % end == 0 and all(
-        factor * high % low == 0 and factor * high // low % (factor // 4) == 0 and low % factor == 0
-        for low, high, factor in pairs
-    )
+def check_shortcuts(encoder: Widths | None, decoder: Widths | None, latent: int, factors: Iterable[int]) -> None:
+    """Refuse widths for which a resampling step, or the latent's end, would repeat or average parts of channels.
+
+    factors: positions that each resampling step joins. Raises InputError."""
+    for half, widths, end in (("encoder", encoder, 2 * latent), ("decoder", decoder, latent)):
+        if widths is not None and not (widths[-1] % end == 0 and all(
+            factor * high % low == 0 and factor * high // low % (factor // 4) == 0 and low % factor == 0
+            for (high, low), factor in zip(itertools.pairwise(widths), factors, strict=True)
+        )):  # fmt: skip
+            raise InputError(f"{half} widths {widths} for {latent} channels do not divide as its shortcuts need")
 
 
 def decoder(config: Config) -> Program:

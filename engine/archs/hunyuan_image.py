@@ -5,66 +5,34 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from ..errors import InputError
-from ..network.ops.attention import Attention
 from ..network.ops.conv import Conv
 from ..network.ops.ends import Moments, Pixels
 from ..network.ops.norm import Group
 from ..network.ops.resnet import Res
 from ..network.ops.shortcut import ShortcutDown, ShortcutUp
 from ..network.program import STEP, TILES, Program, Step
-from .arch import (
-    DEFAULT_GROUPS,
-    Architecture,
-    KeySet,
-    Published,
-    Shapes,
-    Widths,
-    groups_of,
-    length,
-    level_widths,
-)  # fmt: skip
-from .kl import NAMES, PARTS
+from .arch import Architecture, KeySet, Published, Shapes, Sizes, both_widths, groups_of, latent_of
+from .hunyuan15 import check_shortcuts
+from .kl import NAMES, middle
 
 #: Number of resolutions, each half of the one before.
 LEVELS = 6
 
 
 @dataclass(frozen=True)
-class Config:
-    """Widths from full to lowest resolution, e.g. (128, 256, 512, 512, 1024, 1024). None: that component is absent."""
+class Config(Sizes):
+    """Sizes of both networks."""
 
-    encoder_widths: Widths | None
-    decoder_widths: Widths | None
     latent_channels: int = 64
-    norm_groups: int = DEFAULT_GROUPS
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
         """Return the sizes of a file's networks. Raises InputError for sizes that its shortcuts cannot have."""
-        encoder = level_widths(shapes, [f"encoder.down.{i}.block.0.conv1.bias" for i in range(LEVELS)])
-        decoder = level_widths(shapes, [f"decoder.up.{LEVELS - 1 - i}.block.0.conv1.bias" for i in range(LEVELS)])
-        latent = length(shapes, "encoder.conv_out.bias", 128) // 2
-        if decoder and len(shape := shapes.get("decoder.conv_in.weight", ())) > 1:
-            latent = shape[1]
-        for half, widths, end in (("encoder", encoder, 2 * latent), ("decoder", decoder, latent)):
-            if widths is not None and not _shortcuts_fit(widths, end):
-                raise InputError(f"{half} widths {widths} for {latent} channels do not divide as its shortcuts need")
-        return cls(encoder, decoder, latent, groups_of([*(encoder or ()), *(decoder or ())], norm_groups))
-
-
-def _shortcuts_fit(widths: Widths, end: int) -> bool:
-    """Return True if all resampling steps, and the latent's end, repeat or average whole channels."""
-    pairs = itertools.pairwise(widths)
-    return widths[-1] % end == 0 and all(4 * high % low == 0 and low % 4 == 0 for high, low in pairs)
-
-
-def _middle(width: int, norm: Group) -> list[Step]:
-    return [
-        Res("mid.block_1", width, width, norm, NAMES),
-        Attention("mid.attn_1", width, norm, parts=PARTS),
-        Res("mid.block_2", width, width, norm, NAMES),
-    ]
+        down, up = (f"{row}.{{}}.block.0.conv1.bias" for row in ("encoder.down", "decoder.up"))
+        widths = both_widths(shapes, LEVELS, down, up)
+        latent = latent_of(shapes, "conv_in", "conv_out", 64, axes=4)
+        check_shortcuts(*widths, latent, (4,) * (LEVELS - 1))
+        return cls(*widths, latent, groups_of(norm_groups, *widths))
 
 
 def decoder(config: Config) -> Program:
@@ -76,7 +44,7 @@ def decoder(config: Config) -> Program:
 
     return Program.of(
         "decoder", config.latent_channels,
-        Conv("conv_in", config.latent_channels, w[0], repeats=True), *_middle(w[0], norm), TILES,
+        Conv("conv_in", config.latent_channels, w[0], repeats=True), *middle(w[0], norm), TILES,
         *itertools.chain(*map(level, range(LEVELS))), Pixels("norm_out", "conv_out", w[-1], norm),
         taps=1, single=True,
     )  # fmt: skip
@@ -94,7 +62,7 @@ def encoder(config: Config) -> Program:
         "encoder", 3,
         Conv("conv_in", 3, w[0], block=2 ** (LEVELS - 1)), *level(0), STEP,
         *itertools.chain(*map(level, range(1, LEVELS - 1))), TILES,
-        *level(LEVELS - 1), *_middle(w[-1], norm),
+        *level(LEVELS - 1), *middle(w[-1], norm),
         Moments("norm_out", "conv_out", w[-1], 2 * config.latent_channels, norm, means=True),
         taps=1, single=True,
     )  # fmt: skip

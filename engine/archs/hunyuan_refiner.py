@@ -12,7 +12,7 @@ from ..network.ops.pictures import EachPicture
 from ..network.ops.resnet import Names, Res
 from ..network.ops.shortcut import ShortcutDown, ShortcutUp
 from ..network.program import STEP, TILES, Program
-from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of
+from .arch import Architecture, KeySet, Published, Shapes, Sizes, groups_of
 from .hunyuan import middle
 from .hunyuan15 import sizes
 
@@ -22,19 +22,16 @@ FRAMES = 4
 
 
 @dataclass(frozen=True)
-class Config:
-    """Widths from full to lowest resolution, e.g. (128, 256, 512, 1024, 1024). None: that component is absent."""
+class Config(Sizes):
+    """Sizes of both networks."""
 
-    encoder_widths: Widths | None
-    decoder_widths: Widths | None
     latent_channels: int = 32
-    norm_groups: int = DEFAULT_GROUPS
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
         """Return the sizes of a file's networks; `norm_groups` None means 32 if it divides all widths."""
-        encoder, decoder, latent = sizes(shapes, "")
-        return cls(encoder, decoder, latent, groups_of([*(encoder or ()), *(decoder or ())], norm_groups))
+        *widths, latent = sizes(shapes, "")
+        return cls(*widths, latent, groups_of(norm_groups, *widths))
 
 
 def decoder(config: Config) -> Program:

@@ -58,7 +58,6 @@ class Config:
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
         """Return the sizes of a file's networks; `norm_groups` None means 32 if it divides all widths."""
         encoder, decoder = _widths(shapes, "encoder.down"), _widths(shapes, "decoder.up")
-        normed = [*(encoder or ()), *(decoder or ())]
         colours = {"decoder.conv_out.bias": length(shapes, "decoder.conv_out.bias", 3)}
         if encoder:
             colours["encoder.conv_in.weight"] = _inputs(shapes, "encoder.conv_in", encoder[0]) or 3
@@ -78,7 +77,7 @@ class Config:
         _check_kind(shapes, encoder, z, latent)
         resnets = _resnets(shapes, "encoder.down") or 2, _resnets(shapes, "decoder.up") or 3
         attention = holds(shapes, "encoder.mid.attn_1", "decoder.mid.attn_1")
-        return cls(encoder, decoder, latent, z, quantised, resnets, attention, groups_of(normed, norm_groups))
+        return cls(encoder, decoder, latent, z, quantised, resnets, attention, groups_of(norm_groups, encoder, decoder))
 
 
 def _check_kind(shapes: Shapes, encoder: Widths | None, z: int, latent: int) -> None:
@@ -130,7 +129,7 @@ def decoder(config: Config) -> Program:
     first = [Linear("/post_quant_conv", config.latent_channels, z)] if config.quantised else []
     return Program.of(
         "decoder", config.latent_channels,
-        *first, Conv("conv_in", z, w[0]), *_middle(config, w[0]), TILES,
+        *first, Conv("conv_in", z, w[0]), *middle(w[0], norm, config.attention), TILES,
         *itertools.chain(*map(level, range(len(w)))), Pixels("norm_out", "conv_out", w[last], norm),
         taps=1, single=True,
     )  # fmt: skip
@@ -152,14 +151,15 @@ def encoder(config: Config) -> Program:
         "encoder", 3,
         Conv("conv_in", 3, w[0]), *level(0), STEP,
         *itertools.chain(*map(level, range(1, last))), TILES,
-        *level(last), *_middle(config, w[last]), Moments("norm_out", "conv_out", w[last], 2 * z, norm), *end,
+        *level(last), *middle(w[last], norm, config.attention),
+        Moments("norm_out", "conv_out", w[last], 2 * z, norm), *end,
         taps=1, single=True,
     )  # fmt: skip
 
 
-def _middle(config: Config, width: int) -> list[Step]:
-    norm = Group(config.norm_groups)
-    attention = [Attention("mid.attn_1", width, norm, parts=PARTS)] if config.attention else []
+def middle(width: int, norm: Group, attends: bool = True) -> list[Step]:
+    """Return the steps at the latent's resolution."""
+    attention = [Attention("mid.attn_1", width, norm, parts=PARTS)] if attends else []
     return [
         Res("mid.block_1", width, width, norm, NAMES), *attention, Res("mid.block_2", width, width, norm, NAMES)
     ]  # fmt: skip

@@ -63,7 +63,7 @@ class Config:
             hidden, head, length(shapes, "decoder.dec_net.input_proj.bias", 32), latent,
             rows(shapes, "decoder.blocks"), rows(shapes, "decoder.dec_net.res_blocks"),
             length(shapes, "encoder.proj_down.bias", 384), rows(shapes, "encoder.blocks"),
-            rows(shapes, "encoder.head_blocks"), groups_of([hidden], norm_groups),
+            rows(shapes, "encoder.head_blocks"), groups_of(norm_groups, (hidden,)),
         )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ class Config:
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
         """Return the sizes of a file's networks. Raises InputError for impossible ones."""
         encoder = level_widths(shapes, [f"encoder.down.{i}.block.0.conv1.bias" for i in range(LEVELS)])
-        groups = groups_of([*(encoder or ())], norm_groups)
+        groups = groups_of(norm_groups, encoder)
         ends = "decoder.x_embedder.bias", "decoder.transformer_blocks.0.ff.w1.bias"
         width, inner = (length(shapes, name) for name in ends)
         layers = rows(shapes, "decoder.transformer_blocks")

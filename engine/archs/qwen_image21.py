@@ -16,7 +16,7 @@ from ..network.ops.norm import Length
 from ..network.ops.resnet import Res
 from ..network.ops.up import NearestUp
 from ..network.program import STEP, TILES, Program, Step
-from .arch import Architecture, KeySet, Published, Shapes, Widths, length, level_widths
+from .arch import Architecture, KeySet, Published, Shapes, Widths, both_widths, length
 from .wan import NAMES, middle
 
 #: Number of resolutions, each half of the one before.
@@ -43,9 +43,9 @@ class Config:
         timed = next((n for n, s in shapes.items() if n.endswith(".weight") and len(s) == 5 and s[2] != 1), None)
         if timed is not None:
             raise InputError(f"{timed} is a convolution in time, {list(shapes[timed])}: Qwen-Image 2.1's VAE has none")
-        down = [f"encoder.downsamples.{i}.downsamples.0.residual.2.bias" for i in range(LEVELS)]
-        up = [f"decoder.upsamples.{i}.upsamples.0.residual.2.bias" for i in reversed(range(LEVELS))]
-        encoder, decoder = level_widths(shapes, down), level_widths(shapes, up)
+        down, up = (f"{half}.{row}.{{}}.{row}.0.residual.2.bias"
+                    for half, row in (("encoder", "downsamples"), ("decoder", "upsamples")))  # fmt: skip
+        encoder, decoder = both_widths(shapes, LEVELS, down, up)
         for half, widths in (("encoder", encoder), ("decoder", decoder)):
             if widths is not None and any(low % high for high, low in itertools.pairwise(widths)):
                 raise InputError(f"{half} widths {widths} do not divide each other, as its shortcuts need")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..network.ops.attention import Attention
 from ..network.ops.conv import Conv
@@ -12,32 +12,18 @@ from ..network.ops.norm import Group
 from ..network.ops.resnet import Res
 from ..network.ops.up import ShuffleUp
 from ..network.program import STEP, TILES, Program, Step
-from .arch import DEFAULT_GROUPS, Architecture, KeySet, Published, Shapes, Widths, groups_of, length, level_widths
+from .arch import Architecture, KeySet, Published, Shapes, Sizes, both_widths, groups_of, latent_of
 
 
-@dataclass(frozen=True)
-class Config:
-    """Widths from full to lowest resolution, e.g. (128, 256, 512, 512). None: that component is absent from the
-    file."""
-
-    encoder_widths: Widths | None
-    decoder_widths: Widths | None
-    latent_channels: int = 16
-    norm_groups: int = DEFAULT_GROUPS
+class Config(Sizes):
+    """Sizes of both networks."""
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
         """Return the sizes of a file's networks; `norm_groups` None means 32 if it divides all widths."""
-        encoder = level_widths(shapes, [f"encoder.down_blocks.{i}.resnets.0.conv1.bias" for i in range(4)])
-        decoder = level_widths(shapes, [f"decoder.up_blocks.{3 - i}.resnets.0.conv1.bias" for i in range(4)])
-        normed = [*(encoder or ()), *(decoder or ())]
-        norm_groups = groups_of(normed, norm_groups)
-        latent = 16
-        if "decoder.conv_in.weight" in shapes and len(shapes["decoder.conv_in.weight"]) == 5:
-            latent = shapes["decoder.conv_in.weight"][1]
-        elif "encoder.conv_out.bias" in shapes:
-            latent = length(shapes, "encoder.conv_out.bias") // 2
-        return cls(encoder, decoder, latent, norm_groups)
+        down, up = (f"{row}.{{}}.resnets.0.conv1.bias" for row in ("encoder.down_blocks", "decoder.up_blocks"))
+        widths = both_widths(shapes, 4, down, up)
+        return cls(*widths, latent_of(shapes, "conv_in", "conv_out", 16), groups_of(norm_groups, *widths))
 
 
 def decoder(config: Config) -> Program:
