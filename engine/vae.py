@@ -16,7 +16,7 @@ from .execution import call
 from .execution.core import Core, no_check
 from .execution.noise import noised
 from .execution.progress import Callbacks, Cancel, OnPlan, Progress
-from .execution.results import Finished, Kept, Stream, Target, block_of, waiting_room
+from .execution.results import Finished, Kept, Target, block_of, waiting_room
 from .execution.video import StreamVideo, TensorVideo
 from .face import Face, OldNames
 from .media import latent_note
@@ -161,7 +161,7 @@ class VideoVAE(Face, Core, OldNames):
         shape = self.spatial * z.shape[3], self.spatial * z.shape[4], self.colours[1]
         vae = self.at(timestep)
         z, inside = noised(z, seed, noise, self.model.config, self.arch)
-        target = Stream(shape, request.dtype, block_of(self.model.decoder.program), waiting_room(request.ram_gb))
+        target = Target(shape, request.dtype, block_of(self.model.decoder.program), waiting_room(request.ram_gb))
         size, callbacks = (1, len(wanted), *shape[:2]), Callbacks(progress, cancel, on_plan)
         done = _decode(vae, devices, mixed_devices, z, request, target, wanted, size, callbacks, plan, inside)
         return self._frames(vae, done)
@@ -331,7 +331,7 @@ class VideoVAE(Face, Core, OldNames):
         latents, room = UNKNOWN if count is None else self.architecture.latents(count), waiting_room(request.ram_gb)
         beside = self.temporal * video.frames(0, 0, 1).nbytes
         shape, block = (*size, 2 * self.latent_channels), block_of(self.model.encoder.program)
-        into = Stream(shape, torch.float32, block, room, beside)
+        into = Target(shape, torch.float32, block, room, beside)
         encoded = _encode(self, devices, mixed, video, request, into, (latents, *size), callbacks, plan)
         with closing(encoded) as done:
             for _, first, moments in done:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from ..errors import PlanError
 from ..execution.core import Core
@@ -79,11 +78,12 @@ def describe(report: Report, parts: Sequence[Part], what: str, held: int | None)
         report.events.update(r.events)
 
 
-class Feed(Protocol):
-    """Input of one clip, addressed by the results that are made of it."""
+class Feed:
+    """Input of one clip, addressed by the results that are made of it; here all of it is there from the start."""
 
     def has(self, first: int, end: int) -> bool:
         """Check whether the input of results [first, end) has been read."""
+        return True
 
     def fill(self, first: int, end: int) -> None:
         """Read the input of results [first, end). Called by the caller's thread."""
@@ -92,24 +92,11 @@ class Feed(Protocol):
         """Free input that results from `first` on do not need."""
 
 
-class Given:
-    """Input that is complete from the start."""
-
-    def has(self, first: int, end: int) -> bool:
-        return True
-
-    def fill(self, first: int, end: int) -> None:
-        pass
-
-    def drop(self, first: int) -> None:
-        pass
-
-
-GIVEN = Given()
+GIVEN = Feed()
 
 
 @dataclass(frozen=True)
-class Streamed:
+class Streamed(Feed):
     """Frames of a stream of known length, for an encoder."""
 
     core: Core

@@ -12,9 +12,10 @@ from torch import Tensor
 from ..network.steps import UNKNOWN, Latents, chunk_end, frame_at, frames_of
 from ..planning.plan import Plan
 from .guard import Guard, scoped
-from .passes import Clips, Cut, Emit, Half, Part, Pass, Span, Video
+from .passes import Clips, Cut, Emit, Half, Part, Pass, Span
 from .results import Results
 from .staging import StagedWriter
+from .video import Video
 
 
 def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:

@@ -31,8 +31,7 @@ from ..runtime.pinned import POOL
 from ..system.devices import empty_host_cache, numbered
 from ..tuning import kept
 from .components import FusedComponents, PlainComponents, other_half
-from .native_clip import NativeComponent
-from .native_components import NativeComponents
+from .native_components import NativeComponent, NativeComponents
 from .passes import Half
 from .rescue import Rescue
 

@@ -15,7 +15,7 @@ from ..archs import Architecture
 from ..kernels.conv3d.tuned import version
 from ..network.fused import Emit, Fused, FusedDecoder, FusedEncoder
 from ..network.program import Program
-from ..network.steps import Steps, with_chunks
+from ..network.steps import Steps
 from ..options import Options
 from ..planning.plan import why_none
 from ..runtime.context import ExecutionContext
@@ -23,14 +23,14 @@ from ..runtime.graph_rule import chunks_left
 from ..runtime.graphs import Graphs
 from ..runtime.handover import Handover, take_over
 from ..runtime.pixels import to_unit
-from .passes import Clips, Gathers, Part
+from .passes import Clips, Part, Pass
 from .passes import Emit as EmitResults
 from .reuse import Runs, allocated
 from .staging import StagedReader
 
 
-class FusedPass:
-    """A Pass of execution/clip.py: clips or tiles of one size in the memory of one ExecutionContext."""
+class FusedPass(Pass):
+    """A Pass in the memory of one ExecutionContext."""
 
     def __init__(
         self, network: Fused, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[ExecutionContext,
@@ -54,10 +54,10 @@ class FusedPass:
                 whole clip with its first part.
             after: after(run, results, part, emit) handles results that are not emitted at once.
         """
-        self.gathers: Gathers = "" if before is after else "first" if after is None else "last"
+        super().__init__(clips.half.program, steps, clips.guard)
+        self.gathers = "" if before is after else "first" if after is None else "last"
         self._before, self._after = before, after
-        self._network, self._steps = network, steps
-        self._clips = clips
+        self._network, self._clips = network, clips
         self._memory = memory
         self._load = load
         self._step = step
@@ -70,14 +70,6 @@ class FusedPass:
             self._whole = None if self._graphs is None else functools.partial(self._replay, self._run)
             yield
 
-    def begins(self, first: int) -> tuple[int, ...]:
-        begins = self._begins(first)
-        return begins[self._steps] or begins[:1]  # the tiles may have all the steps
-
-    def _begins(self, first: int) -> tuple[int, ...]:
-        program = self._clips.half.program
-        return with_chunks(self._network.begins(first), self._clips.guard.chunks, program.cycle)
-
     def begin(
         self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)
     ) -> tuple[int, int]:
@@ -87,10 +79,10 @@ class FusedPass:
         done = self._run.done
         if self.gathers == "last":
             return done["latents"], 0
-        return done["latents"], done["frames" if self._clips.half.program.half == "decoder" else "latents"]
+        return done["latents"], done["frames" if self._program.half == "decoder" else "latents"]
 
     def chunks(self, parts: Iterable[Part], emit: EmitResults) -> Iterator[None]:
-        run, graphs, guard, resumes = self._run, self._graphs, self._clips.guard, self._replay is not None
+        run, graphs, guard, resumes = self._run, self._graphs, self._guard, self._replay is not None
 
         def deliver(results: Tensor) -> None:
             emit(results, run.health)

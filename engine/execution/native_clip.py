@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,41 +13,14 @@ from ..network.native_tiles import NativeTiles, Section, Span
 from ..network.steps import UNKNOWN, Latents
 from ..planning.plan import Plan
 from .guard import Guard, scoped
-from .passes import Video
+from .native_components import NativeComponent
 from .regions import RegionWriter
 from .results import Results
 from .staging import StagedReader, StagedWriter
+from .video import Video
 
 #: Layout by which finished results are counted: there is no other way of tiling.
 LAYOUT = "its own tiles"
-
-
-class NativeProgram(Protocol):
-    own: NativeTiles
-
-
-class NativeComponent(Protocol):
-    """A component that tiles itself, ready to run on a device. dtype: of a decoder's pixels."""
-
-    program: NativeProgram
-    ahead: bool
-    dtype: torch.dtype
-
-    def memory(self, guard: Guard) -> AbstractContextManager[object]:
-        """Hold the component's memory inside."""
-
-    def aside(self) -> AbstractContextManager[object]:
-        """Enter the stream of a decode's work; between two batches it may be left."""
-
-    def decode(self, tiles: Sequence[Tensor], check: Callable[[], None], left: int) -> Iterator[Tensor]:
-        """Yield for each tile of latents [C, T, h, w] its pixels [3, F, H, W], in the network's units.
-
-        left: least number of batches of so many tiles that come, this one included."""
-
-    def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Return moments [T, h, w, 2C] float32 of a tile, and their health.
-
-        frames: [F, H, W, 3] float32 in the network's units."""
 
 
 class _Tile(NamedTuple):

@@ -36,7 +36,7 @@ class NativeComponents:
     def half(
         self, name: str, plan: Plan, device: torch.device, fused: Callable[[], FusedEncoder],
         plain: Callable[[str, torch.device], Half],
-    ) -> TokenComponent | FusedTileEncoder | PlainTileEncoder:  # fmt: skip
+    ) -> NativeComponent:  # fmt: skip
         """Return "encoder" or "decoder" for clips.
 
         Args:
@@ -78,7 +78,25 @@ class NativeComponents:
         return 0 if self._tokens is None else self._tokens.nbytes
 
 
-class TokenComponent:
+class NativeComponent:
+    """A component that tiles itself, ready to run on a device.
+
+    Attributes:
+        program: the steps, with the sizes of the tiles.
+        ahead: results may be copied to the host while the next ones are made.
+        dtype: of a decoder's pixels.
+    """
+
+    program: TiledProgram
+    ahead: bool = False
+    dtype: torch.dtype = torch.float32
+
+    def memory(self, guard: Guard) -> AbstractContextManager[None]:
+        """Hold the component's memory inside."""
+        return nullcontext()
+
+
+class TokenComponent(NativeComponent):
     """A decoder made of a transformer."""
 
     def __init__(
@@ -89,6 +107,7 @@ class TokenComponent:
         self._frame = math.prod(plan.own.grid)
 
     def aside(self) -> AbstractContextManager[None]:
+        """Enter the stream of a decode's work; between two batches it may be left."""
         return self._runs.aside(self._plan, self._network.device)
 
     @contextmanager
@@ -99,6 +118,9 @@ class TokenComponent:
             yield
 
     def decode(self, tiles: Sequence[Tensor], check: Callable[[], None], left: int) -> Iterator[Tensor]:
+        """Yield for each tile of latents [C, T, h, w] its pixels [3, F, H, W], in the network's units.
+
+        left: least number of batches of so many tiles that come, this one included."""
         if self._taken is None:
             size = tuple(tiles[0].shape[1:])
             make = functools.partial(self._network.memory, size, self._frame)
@@ -109,10 +131,8 @@ class TokenComponent:
         return self._network.decode(tiles, self._frame, check, run, through)
 
 
-class FusedTileEncoder:
+class FusedTileEncoder(NativeComponent):
     """An encoder on the fused operators, which takes one tile after another through one ExecutionContext."""
-
-    dtype = torch.float32
 
     def __init__(self, network: FusedEncoder, program: TiledProgram, options: Options, frames: int) -> None:
         """frames: per step at full size."""
@@ -130,6 +150,9 @@ class FusedTileEncoder:
             self._free()
 
     def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Return moments [T, h, w, 2C] float32 of a tile, and their health.
+
+        frames: [F, H, W, 3] float32 in the network's units."""
         if tuple(frames.shape) != self._size:
             self._free()
             run = self._network.tile_run(*frames.shape[:3], self._frames, frames.device)
@@ -145,17 +168,12 @@ class FusedTileEncoder:
             held.__exit__(None, None, None)
 
 
-class PlainTileEncoder:
-    """An encoder of plain modules."""
-
-    ahead, dtype = False, torch.float32
+class PlainTileEncoder(NativeComponent):
+    """An encoder of plain modules; its `encode` is that of FusedTileEncoder."""
 
     def __init__(self, half: Half, dtype: torch.dtype, steps: Steps) -> None:
         self.program = half.program
         self._half, self._type, self._steps = half, dtype, steps
-
-    def memory(self, guard: Guard) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         x = frames.permute(3, 0, 1, 2)[None].to(self._type)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ..network.steps import UNKNOWN
+from ..network.program import Program
+from ..network.steps import UNKNOWN, with_chunks
 from ..planning.plan import Plan
 from ..runtime.handover import Handover
 from .guard import Guard
@@ -47,31 +48,30 @@ class Span(NamedTuple):
     edges: tuple[int, ...]
 
 
-class Video(Protocol):
-    """Frames of clips of one size. count: frames of each clip; None while unknown."""
-
-    batch: int
-    height: int
-    width: int
-    count: int | None
-
-    def frames(self, clip: int, first: int, end: int) -> Tensor:
-        """Return frames [first, end), or as many of them as there are: [f, H, W, 3] in 0..1, or bytes."""
-
-
-class Pass(Protocol):
+class Pass:
     """Takes clips or tiles of one size, one after the other, through a component or a part of it."""
 
-    gathers: Gathers
+    gathers: Gathers = ""
+
+    def __init__(self, program: Program, steps: slice, guard: Guard) -> None:
+        """Describe a pass through some steps of a program."""
+        self._program, self._steps, self._guard = program, steps, guard
 
     def aside(self) -> AbstractContextManager[object]:
         """Enter the stream of its work, around everything else; between two chunks it may be left."""
+        return nullcontext()
 
     def memory(self) -> AbstractContextManager[object]:
         """Hold its memory inside."""
+        return nullcontext()
 
     def begins(self, first: int) -> tuple[int, ...]:
         """Return for each of its steps the first latent of a clip that it has to see for results from `first` on."""
+        begins = self._begins(first)
+        return begins[self._steps] or begins[:1]  # the tiles may have all the steps
+
+    def _begins(self, first: int) -> tuple[int, ...]:
+        return with_chunks(self._program.begins(first), self._guard.chunks, self._program.cycle)
 
     def begin(
         self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)
@@ -87,9 +87,11 @@ class Pass(Protocol):
         Returns: how many of its latents are through or are not needed, and how many of its results are out. If all
         steps begin with one latent, as with a clip of their own, both count from there.
         """
+        raise NotImplementedError
 
     def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
         """Take each part through the network; yield after each."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -152,38 +154,13 @@ class Clips:
             first += size
 
 
-class Description(Protocol):
-    """Properties of a component that its Program states."""
-
-    half: str
-    #: All of a clip has to be available from the start.
-    gathers: bool
-
-    #: Results that belong together, as `Program.piece`.
-    piece: int
-
-    #: Steps begin with multiples of so many latents.
-    cycle: int
-
-    @property
-    def staged(self) -> bool:
-        """Check whether a part of a clip keeps its place there, and needs of each step only the input of later ones."""
-
-    @property
-    def late(self) -> bool:
-        """Check whether results come later than their own input, the last ones when the clip ends."""
-
-    def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
-        """Return the latents that suffice for results [first, end) of a clip of `latents`."""
-
-
 class Half(Protocol):
     """A component of a network, ready to run on a device.
 
     A decoder takes latents [C, n, h, w] and makes pixels, an encoder takes frames [f, H, W, 3] in 0..1 (or bytes) and
     makes moments; features between the part on whole frames and the part on tiles are [n, h, w, C]."""
 
-    program: Description
+    program: Program
     spatial: int
     temporal: int
     #: Results may be copied to the host while the next ones are made.

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from ..network.plain import Half
 from ..network.state import Place
-from ..network.steps import with_chunks
 from ..network.stream import decode_features, decode_frames, encode_features, encode_moments
 from ..runtime.handover import Handover
 from ..runtime.pixels import to_network, to_pixels
 from ..system.devices import empty_device_cache, keeps_blocks
 from .guard import Guard
 from .noise import FrameNoise
-from .passes import Clips, Emit, Part
+from .passes import Clips, Emit, Part, Pass
 
 
-class PlainPass:
-    """A Pass of execution/clip.py: clips or tiles of one size, one by one. It allocates no memory of its own."""
-
-    gathers = ""
+class PlainPass(Pass):
+    """A Pass that executes modules eagerly. It allocates no memory of its own."""
 
     def __init__(
         self, half: Half, steps: slice, load: Callable[[Tensor], Tensor],
@@ -40,21 +36,9 @@ class PlainPass:
             form: turns results into those that are emitted; may overwrite its argument.
             noise: that of the clip, if the network begins with noise.
         """
+        super().__init__(half.program, steps, guard)
         self._noise = noise
-        self._program, self._steps, self._guard = half.program, steps, guard
         self._load, self._network, self._form = load, network, form
-
-    def aside(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    memory = aside
-
-    def begins(self, first: int) -> tuple[int, ...]:
-        begins = self._begins(first)
-        return begins[self._steps] or begins[:1]  # the tiles may have all the steps
-
-    def _begins(self, first: int) -> tuple[int, ...]:
-        return with_chunks(self._program.begins(first), self._guard.chunks, self._program.cycle)
 
     def begin(
         self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)

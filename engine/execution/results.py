@@ -161,17 +161,19 @@ class HandedOn(Results):
 class Target:
     """Destination of all results of a call, one after the other."""
 
-    #: Bytes of results that may wait for their turn; None if none has to wait.
-    room: int | None = None
+    def __init__(
+        self, shape: tuple[int, int, int], dtype: torch.dtype, block: int = 0, room: int | None = None, beside: int = 0
+    ) -> None:
+        """Describe results that are handed on to the caller as they are finished.
 
-    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, block: int = 0) -> None:
-        """Describe the results. shape, dtype, block: as of Results."""
-        self.shape, self.dtype, self.block = shape, dtype, block
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of one result."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        Args:
+            shape, dtype, block: as of Results.
+            room: bytes of results that may wait for their turn; None if none has to wait.
+            beside: bytes of a result's input, if that waits with it.
+        """
+        self.shape, self.dtype, self.block, self.room = shape, dtype, block, room
+        #: Bytes of one result that waits.
+        self.nbytes = math.prod(shape) * dtype.itemsize + beside
 
     def whole(self, first: int) -> Results:
         """Return the Results from `first` on, of all clips."""
@@ -184,21 +186,6 @@ class Target:
     def handed(self, first: int) -> HandedOn:
         """Return the Results of a part that another process takes over."""
         return HandedOn(self.shape, self.dtype, first, self.block)
-
-
-class Stream(Target):
-    """Hands results on to the caller as they are finished."""
-
-    def __init__(
-        self, shape: tuple[int, int, int], dtype: torch.dtype, block: int, room: int, beside: int = 0
-    ) -> None:
-        """Limit results that wait to `room` bytes. beside: bytes of a result's input, if that waits with it."""
-        super().__init__(shape, dtype, block)
-        self.room, self._beside = room, beside
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + self._beside
 
 
 class Kept(Target):

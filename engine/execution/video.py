@@ -161,3 +161,7 @@ class SharedVideo:
 
     def drop(self, first: int) -> None:
         """Do nothing: no frame is released."""
+
+
+#: Frames of clips of one size.
+Video = TensorVideo | StreamVideo | SharedVideo

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -63,22 +62,33 @@ class Event(NamedTuple):
     own: bool = True
 
 
-class _Follow(TorchDispatchMode):
-    """Count the bytes of live storages, and pass their requests to an allocator model.
+class PeakMemory(TorchDispatchMode):
+    """Measure the peak memory of tensors made inside: `with PeakMemory() as m: program()`, then `m.peak` in bytes.
 
-    Convolutions also hold a re-laid-out input, weight and output while they run."""
+    Convolutions also hold a re-laid-out input, weight and output while they run.
 
-    def __init__(self, allocator: Allocator | None) -> None:
+    Attributes:
+        live: largest number of bytes in use, whatever is reserved for them.
+    """
+
+    def __init__(self, products: bool = False, reserves: bool = False) -> None:
+        """Choose the way to count.
+
+        Args:
+            products: convolutions are matrix products (engine/kernels/exact.py).
+            reserves: `peak` is the memory that torch's caching allocator reserves; False: in use.
+        """
         super().__init__()
         self.live = 0
-        self.peak = 0
-        self.allocator = allocator
+        self._functions = _Functions(products)
+        self._allocator = Allocator() if reserves else None
+        self._now = 0
         self._holders: dict[int, int] = {}
         self._blocks: dict[int, Block] = {}
         #: Live storages -> their numbers, in the order in which they were made.
-        self.numbers: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
         self._made = 0
-        self.events: list[Event] | None = None
+        self._events: list[Event] | None = None
         self._first = 0
         self._held: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
 
@@ -86,6 +96,14 @@ class _Follow(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Return False, or torch imports its compiler to make it skip this mode: 1.2 s of CPU, 10 us an operation."""
         return False
+
+    def __enter__(self) -> PeakMemory:
+        self._functions.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._functions.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if id(func) in IN_PLACE:
@@ -102,47 +120,75 @@ class _Follow(TorchDispatchMode):
         if func is _aten.convolution.default:
             extra = _nbytes(args[0]) + _nbytes(args[1]) + _nbytes(out)
             self._note(None, extra)
-            if self.allocator is not None:
-                self.allocator.touch(extra)
-        self.peak = max(self.peak, self.live + extra)
+            if self._allocator is not None:
+                self._allocator.touch(extra)
+        self.need(extra)
         return out
 
-    def record(self) -> list[Event]:
-        """Start a new list of events; it grows until the next record, or until `events` is set to None."""
-        self.events, self._first = [], self._made
-        return self.events
+    @property
+    def peak(self) -> int:
+        """Return the peak in bytes: reserved where an allocator is modelled, else in use."""
+        return max(self.live, 0 if self._allocator is None else self._allocator.reserved)
+
+    def above(self, work: Callable[[], T]) -> tuple[T, int]:
+        """Return the result of work(), and the largest number of bytes that it adds to those already in use."""
+        before, start = self.live, self._now
+        self.live = start
+        result = work()
+        more, self.live = self.live - start, max(before, self.live)
+        return result, more
+
+    def need(self, more: int) -> None:
+        """Count work that adds at most `more` bytes to those in use, without doing it."""
+        self.live = max(self.live, self._now + more)
+
+    def number(self, tensor: Tensor) -> int:
+        """Return the number of the tensor's storage, -1 where it was not made inside."""
+        return self._numbers.get(tensor.untyped_storage()._cdata, -1)
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[Event]]:
+        """Record the allocations and releases inside."""
+        self._events, self._first = [], self._made
+        try:
+            yield self._events
+        finally:
+            self._events = None
 
     def _note(self, number: int | None, size: int, takes: bool = True) -> None:
-        if self.events is not None:
-            self.events.append(Event(number, size, takes, number is None or number >= self._first))
+        if self._events is not None:
+            self._events.append(Event(number, size, takes, number is None or number >= self._first))
 
     def follow(
         self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]
     ) -> dict[int, Block | None]:
-        """Replay events without tensors; return the blocks taken and not given back, by storage number.
+        """Replay recorded events without tensors; drop(what) releases a storage that is older than the record, in place
+        of an event that comes with a `what`.
 
-        Events that come with a `what` are about a storage older than the record: drop(what) releases it instead."""
+        Returns:
+            The blocks taken and not given back, by the numbers of their storages in the record.
+        """
         taken: dict[int, Block | None] = {}
-        allocator, live, peak = self.allocator, self.live, self.peak
+        allocator, now, peak = self._allocator, self._now, self.live
         for (number, size, takes, _), what in events:
             if what is not None:
-                self.live = live
+                self._now = now
                 drop(what)
-                live = self.live
+                now = self._now
             elif not takes:
-                live -= size
+                now -= size
                 given = taken.pop(number)
                 if given is not None:
                     allocator.give(given)
             else:
-                if live + size > peak:
-                    peak = live + size
+                if now + size > peak:
+                    peak = now + size
                 if number is not None:
-                    live += size
+                    now += size
                     taken[number] = allocator.take(size) if allocator is not None and size else None
                 elif allocator is not None:
                     allocator.touch(size)
-        self.live, self.peak = live, peak
+        self._now, self.live = now, peak
         return taken
 
     def _hold(self, tensor: Tensor) -> None:
@@ -150,19 +196,20 @@ class _Follow(TorchDispatchMode):
         key, size = storage._cdata, storage.nbytes()
         if key not in self._holders:
             self._note(self._made, size)
-            self.live += size
-            self._lies(key, self.allocator.take(size) if self.allocator is not None and size else None)
+            self._now += size
+            self._lies(key, self._allocator.take(size) if self._allocator is not None and size else None)
         self._held_by(tensor, key, size)
 
-    def lay(self, tensor: Tensor, given: Block | None) -> None:
-        """Put a new tensor's storage into a block that `follow` has taken and counted already."""
-        storage = tensor.untyped_storage()
+    def lay(self, made: Tensor, given: Block | None) -> Tensor:
+        """Return `made` with its storage placed in a block that `follow` has taken and counted already."""
+        storage = made.untyped_storage()
         self._lies(storage._cdata, given)
-        self._held_by(tensor, storage._cdata, storage.nbytes())
+        self._held_by(made, storage._cdata, storage.nbytes())
+        return made
 
     def _lies(self, key: int, given: Block | None) -> None:
         self._holders[key] = 0
-        self.numbers[key] = self._made
+        self._numbers[key] = self._made
         self._made += 1
         if given is not None:
             self._blocks[key] = given
@@ -177,88 +224,14 @@ class _Follow(TorchDispatchMode):
         self._holders[key] -= 1
         if self._holders[key] == 0:
             del self._holders[key]
-            self._note(self.numbers.pop(key), size, takes=False)
-            self.live -= size
+            self._note(self._numbers.pop(key), size, takes=False)
+            self._now -= size
             if key in self._blocks:
-                self.allocator.give(self._blocks.pop(key))
+                self._allocator.give(self._blocks.pop(key))
 
 
 def _nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-class PeakMemory:
-    """Measure the peak memory of tensors made inside: `with PeakMemory() as m: program()`, then `m.peak` in bytes."""
-
-    def __init__(self, products: bool = False, reserves: bool = False) -> None:
-        """Choose the way to count.
-
-        Args:
-            products: convolutions are matrix products (engine/kernels/exact.py).
-            reserves: `peak` is the memory that torch's caching allocator reserves; False: in use.
-        """
-        self._follow = _Follow(Allocator() if reserves else None)
-        self._modes = [_Functions(products), self._follow]
-
-    def __enter__(self) -> PeakMemory:
-        for mode in self._modes:
-            mode.__enter__()
-        return self
-
-    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(kind, value, trace)
-
-    @property
-    def peak(self) -> int:
-        """Return the peak in bytes: reserved where an allocator is modelled, else in use."""
-        allocator = self._follow.allocator
-        return max(self._follow.peak, 0 if allocator is None else allocator.reserved)
-
-    @property
-    def live(self) -> int:
-        """Return the largest number of bytes in use, whatever is reserved for them."""
-        return self._follow.peak
-
-    def above(self, work: Callable[[], T]) -> tuple[T, int]:
-        """Return the result of work(), and the largest number of bytes that it adds to those already in use."""
-        follow = self._follow
-        before, start = follow.peak, follow.live
-        follow.peak = start
-        result = work()
-        more, follow.peak = follow.peak - start, max(before, follow.peak)
-        return result, more
-
-    def need(self, more: int) -> None:
-        """Count work that adds at most `more` bytes to those in use, without doing it."""
-        self._follow.peak = max(self._follow.peak, self._follow.live + more)
-
-    def number(self, tensor: Tensor) -> int:
-        """Return the number of the tensor's storage, -1 where it was not made inside."""
-        return self._follow.numbers.get(tensor.untyped_storage()._cdata, -1)
-
-    @contextmanager
-    def recorded(self) -> Iterator[list[Event]]:
-        """Record the allocations and releases inside."""
-        try:
-            yield self._follow.record()
-        finally:
-            self._follow.events = None
-
-    def follow(
-        self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]
-    ) -> dict[int, Block | None]:
-        """Replay recorded events; drop(what) releases a storage that is older than the record.
-
-        Returns:
-            The blocks taken and not given back, by the numbers of their storages in the record.
-        """
-        return self._follow.follow(events, drop)
-
-    def lay(self, made: Tensor, given: Block | None) -> Tensor:
-        """Return `made` with its storage placed in a block that `follow` has taken."""
-        self._follow.lay(made, given)
-        return made
 
 
 def peak_bytes(program: Callable[[], Any], memory: PeakMemory | None = None) -> int:

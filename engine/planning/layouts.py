@@ -122,19 +122,9 @@ def _mean(x: Tensor, dims: Sequence[int] | None, keep: bool = False, *, dtype: t
     return Layout.dense(shape, dtype or x.dtype)
 
 
-def _norm(x: Tensor, order: float, dims: Sequence[int] | None, keep: bool = False, *, dtype: Any = None) -> Layout:
-    return _mean(x, dims, keep, dtype=dtype)
-
-
 def _product(*tensors: Tensor) -> Layout:
     *_, a, b = tensors
-    return Layout.dense((a.shape[0], *b.shape[1:]), a.dtype)
-
-
-def _square(count: int, *, dtype: Any = None, device: torch.device | None = None, **_: Any) -> Layout | None:
-    if device is None or device.type != "meta":
-        return None
-    return Layout.dense((count, count), dtype or torch.get_default_dtype())
+    return Layout.dense((*a.shape[:-1], *b.shape[a.dim() - 1 :]), a.dtype)
 
 
 def _empty(shape: Sequence[int], *, dtype: Any = None, device: torch.device | None = None, **_: Any) -> Layout | None:
@@ -174,10 +164,6 @@ def _pooled(x: Tensor, kernel: Sequence[int], stride: Sequence[int] = (), *more:
     if more or tuple(stride or kernel) != tuple(kernel):
         return None
     return Layout.dense((*x.shape[:2], *(n // k for n, k in zip(x.shape[2:], kernel, strict=True))), x.dtype)
-
-
-def _batched(a: Tensor, b: Tensor) -> Layout:
-    return Layout.dense((*a.shape[:-1], b.shape[-1]), a.dtype)
 
 
 def _picked(x: Tensor, places: Sequence[Tensor | None]) -> Layout | None:
@@ -248,22 +234,19 @@ RULES: dict[Any, Callable[..., Layout | list[Layout] | None]] = {
     aten.upsample_nearest3d.default: _resized,
     aten.avg_pool3d.default: _pooled,
     aten.index.Tensor: _picked,
-    aten.bmm.default: _batched,
-    aten.mm.default: _product,
+    **dict.fromkeys((aten.bmm.default, aten.mm.default, aten.addmm.default, aten.mv.default), _product),
     aten.convolution.default: _convolved,
     aten.native_layer_norm.default: _rows,
     aten.arange.default: _range,
     aten.arange.start: _range,
     aten.cat.default: _joined,
     aten.stack.default: _stacked,
-    aten.eye.default: _square,
+    aten.eye.default: lambda count, **like: _empty((count, count), **like),
     aten.zeros.default: _empty,  # torch 2.6 imports sympy for these
     aten.ones.default: _empty,
     aten.mean.dim: _mean,
     aten.sum.dim_IntList: _mean,
-    aten.linalg_vector_norm.default: _norm,
-    aten.addmm.default: _product,
-    aten.mv.default: _product,
+    aten.linalg_vector_norm.default: lambda x, order, *dims, **like: _mean(x, *dims, **like),
     aten.native_group_norm.default: _groups,
     aten._softmax.default: _weighed,
 }  # fmt: skip

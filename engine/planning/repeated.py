@@ -9,7 +9,7 @@ import copy
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -86,15 +86,16 @@ class Repeated:
         self._owns = functools.cache(lambda key: f".{step.name}." in f".{key.partition(' ')[0]}.")
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
-        if state is None:
+        if state is None and not isinstance(self._step, _Row):
             with seen():
                 return self._step.plain(part, x, None)
-        question = self._question(x, state)
+        kept = State() if state is None else state  # steps of a picture have none
+        question = self._question(x, kept)
         record = self._known.get(question)
         if record is None:
-            return self._walked(question, part, x, state)
+            return self._walked(question, part, x, kept, state)
         with torch._C._DisableTorchDispatch():  # the modes would count again what the record holds
-            return self._followed(record, x, state)
+            return self._followed(record, x, kept)
 
     def _own(self, keys: Iterable[str]) -> list[str]:
         """Return the step's own keys of a part of the State."""
@@ -117,7 +118,10 @@ class Repeated:
             found += [(local(key), *map(_form, state.waiting[key])) for key in own(state.waiting)]
         return _form(x), state.ending, state.inside, frozenset(found)
 
-    def _walked(self, question: Hashable, part: Callable[[str], nn.Module], x: Tensor, state: State) -> Tensor:
+    def _walked(
+        self, question: Hashable, part: Callable[[str], nn.Module], x: Tensor, state: State, given: State | None
+    ) -> Tensor:
+        """Run the step with the State that was given, and record what it does to `state`."""
         own, local, number = self._own, self._local, self._memory.number
         # By their numbers: a reference would keep them in memory.
         histories = {key: number(state.histories[key]) for key in own(state.histories)}
@@ -127,7 +131,7 @@ class Repeated:
         gone: dict[int, _Gone] = {n: (local(key), None) for key, n in histories.items()}
         gone |= {n: (local(key), i) for key, frames in waiting.items() for i, n in enumerate(frames)}
         with self._memory.recorded() as events, seen():
-            y = self._step.plain(part, x, state)
+            y = self._step.plain(part, x, given)
         left = {key: state.histories.get(key) for key in {**histories, **dict.fromkeys(own(state.histories))}}
         left = {key: h for key, h in left.items() if (None if h is None else number(h)) != histories.get(key)}
         noted = {key: state.constants[key] for key in own(state.constants) if key not in constants}
@@ -176,31 +180,17 @@ class Repeated:
         return x if record.result is None else again(record.result)
 
 
-class _Picture:
-    """Stand-in for all steps of one picture in a dry run of plain torch.
+@dataclass(frozen=True)
+class _Row(Step):
+    """Steps of one picture as one, so that they are recorded together: a chunk may have thousands of pictures."""
 
-    They have no State, so a record depends on the picture's size alone. A chunk may have thousands of pictures."""
+    name: str
+    steps: tuple[Step, ...]
 
-    lazy = False
-
-    def __init__(self, steps: Sequence[Step], memory: PeakMemory, known: Known) -> None:
-        self._steps, self._memory, self._known = steps, memory, known
-
-    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: None) -> Tensor:
-        question, memory = _form(x), self._memory
-        record = self._known.get(question)
-        if record is not None:
-            with torch._C._DisableTorchDispatch():
-                blocks = memory.follow(record.events, lambda _: None)
-                return memory.lay(record.result.again(), blocks[record.result.number])
-        y = x
-        with memory.recorded() as events, seen():
-            for step in self._steps:
-                y = step.plain(part, y, state)
-        made = _named(memory, events, [y])
-        if made is not None and all(e.own for e in events):
-            self._known[question] = _Record([(e, None) for e in events], made[0])
-        return y
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        for step in self.steps:
+            x = step.plain(part, x, state)
+        return x
 
 
 def _form(x: Tensor) -> Hashable:
@@ -237,7 +227,7 @@ def repeated(half: Half, memory: PeakMemory, known: Mapping[Step, Known]) -> Hal
 
 def _stand_in(step: Step, memory: PeakMemory, known: Known) -> Repeated | EachPicture:
     if isinstance(step, EachPicture):
-        return replace(step, steps=(_Picture(step.steps, memory, known),))
+        return replace(step, steps=(Repeated(_Row(step.name, step.steps), memory, known),))
     return Repeated(step, memory, known)
 
 

@@ -138,13 +138,13 @@ def test_repeated_steps(monkeypatch, family, half):
     """Steps that repeat take and reserve what they did."""
     architecture, config = family
     counts, peaks = [], []
-    dispatch = dryrun._Follow.__torch_dispatch__
+    dispatch = dryrun.PeakMemory.__torch_dispatch__
 
     def counted(self, *args, **options):
         counts[-1] += 1
         return dispatch(self, *args, **options)
 
-    monkeypatch.setattr(dryrun._Follow, "__torch_dispatch__", counted)
+    monkeypatch.setattr(dryrun.PeakMemory, "__torch_dispatch__", counted)
     for each, unseen in ((plain_walk.repeated, plain_walk.unseen), (lambda part, *_: part, nullcontext)):
         monkeypatch.setattr(plain_walk, "repeated", each)
         monkeypatch.setattr(plain_walk, "unseen", unseen)

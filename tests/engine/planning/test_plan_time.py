@@ -30,13 +30,13 @@ def planner_of(architecture):
 def operations(monkeypatch):
     """Counts what dry walks of plain torch do."""
     count = [0]
-    dispatch = dryrun._Follow.__torch_dispatch__
+    dispatch = dryrun.PeakMemory.__torch_dispatch__
 
     def counted(self, *args, **options):
         count[0] += 1
         return dispatch(self, *args, **options)
 
-    monkeypatch.setattr(dryrun._Follow, "__torch_dispatch__", counted)
+    monkeypatch.setattr(dryrun.PeakMemory, "__torch_dispatch__", counted)
     return count
 
 
