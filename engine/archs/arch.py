@@ -56,6 +56,11 @@ class KeySet:
         return any(present.issuperset(names) for names in self.keys)
 
 
+def in_either_half(*names: str) -> tuple[tuple[str, ...], ...]:
+    """Return the keys of a family by names that its decoder and its encoder have."""
+    return tuple(tuple(f"{half}.{name}" for name in names) for half in ("decoder", "encoder"))
+
+
 @dataclass(frozen=True)
 class Draws:
     """Normal distributions of random weights that keep a family's activations of order one. Standard deviations:

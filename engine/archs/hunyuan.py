@@ -13,7 +13,7 @@ from ..network.ops.resnet import Names, Res
 from ..network.ops.up import RepeatUp
 from ..network.program import STEP, TILES, Program, Step
 from . import kl
-from .arch import Architecture, KeySet, Published, Shapes, Sizes, both_widths, groups_of, length
+from .arch import Architecture, KeySet, Published, Shapes, Sizes, both_widths, groups_of, in_either_half, length
 
 #: Every causal convolution is nested in a module of its own.
 NAMES = Names(conv1="conv1.conv", conv2="conv2.conv", conv_shortcut="nin_shortcut.conv")
@@ -93,10 +93,9 @@ def middle(width: int, norm: Norm, names: Names = NAMES) -> list[Step]:
 
 ARCHITECTURE = Architecture(
     # The registry tests this after the later version, whose files have these keys too.
-    KeySet("hunyuanvideo", tuple(
+    KeySet("hunyuanvideo", in_either_half(
         # Audio VAEs have such convolutions, but no attention there.
-        tuple(f"{half}.mid.{part}.weight" for part in ("block_1.conv1.conv", "block_1.conv2.conv", "attn_1.q"))
-        for half in ("decoder", "encoder")
+        "mid.block_1.conv1.conv.weight", "mid.block_1.conv2.conv.weight", "mid.attn_1.q.weight",
     )),
     8, 4, 1.0, Config.from_shapes, encoder, decoder, native="bf16", fp16=True,
     published=Published(
@@ -107,10 +106,7 @@ ARCHITECTURE = Architecture(
 #: Diffusers' names; they map to the original ones as those of image VAEs do.
 DIFFUSERS = KeySet(
     "hunyuanvideo-diffusers",
-    tuple(
-        (f"{half}.mid_block.resnets.0.conv1.conv.weight", f"{half}.mid_block.attentions.0.to_q.weight",
-         f"{half}.mid_block.attentions.0.group_norm.weight")
-        for half in ("decoder", "encoder")
-    ),
+    in_either_half("mid_block.resnets.0.conv1.conv.weight", "mid_block.attentions.0.to_q.weight",
+                   "mid_block.attentions.0.group_norm.weight"),
     kl.original,
 )

@@ -14,7 +14,7 @@ from ..network.ops.norm import Length
 from ..network.ops.resnet import Res
 from ..network.ops.shortcut import ShortcutDown, ShortcutUp
 from ..network.program import STEP, TILES, Program, Step
-from .arch import Architecture, KeySet, Published, Shapes, Sizes, Widths, both_widths, latent_of
+from .arch import Architecture, KeySet, Published, Shapes, Sizes, Widths, both_widths, in_either_half, latent_of
 from .hunyuan import NAMES, middle
 
 #: Number of resolutions, each half of the one before.
@@ -100,9 +100,7 @@ def encoder(config: Config) -> Program:
 
 
 ARCHITECTURE = Architecture(
-    KeySet("hunyuanvideo1.5", tuple(
-        (f"{half}.mid.attn_1.norm.gamma", f"{half}.mid.block_1.norm1.gamma") for half in ("decoder", "encoder")
-    )),
+    KeySet("hunyuanvideo1.5", in_either_half("mid.attn_1.norm.gamma", "mid.block_1.norm1.gamma")),
     16, 4, 1.0, Config.from_shapes, encoder, decoder,
     published=Published(
         "HunyuanVideo 1.5", Config((128, 256, 512, 1024, 1024), (128, 256, 512, 1024, 1024)),

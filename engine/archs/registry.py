@@ -59,37 +59,32 @@ _HUNYUAN15_DIFFUSERS = KeySet(
     "hunyuanvideo1.5-diffusers", ((f"{_NORM}.gamma", "decoder.mid_block.resnets.0.conv1.conv.weight"),),
     title="HunyuanVideo 1.5's VAE under diffusers' names (take the file with the original ones)",
 )  # fmt: skip
-# Each is identified by one name that no network above has; they come last, to decide only if nothing else does.
+
+
+def _other(name: str, title: str, *any_of: str, both: tuple[str, ...] = ()) -> KeySet:
+    """Return a family that is identified by any one name of `any_of`, or by all of `both`."""
+    return KeySet(name, tuple((key,) for key in any_of) + ((both,) if both else ()), title=title)
+
+
+# No network above has these names; they come last, to decide only if nothing else does.
 _OTHERS = (
-    KeySet(
-        "audio",
-        (
-            ("decoder.layers.1.layers.0.beta",),
-            ("vocoder.backbone.channel_layers.0.0.bias",),
-            ("vocoder.activation_post.downsample.lowpass.filter",),
-            ("vocoder.resblocks.0.convs1.0.weight",),
-            ("vocoder.vocoder.resblocks.0.convs1.0.weight",),
-            ("dec_in_proj.weight",),
-            # LTX-2's audio VAE, without its vocoder.
-            ("decoder.mid.block_1.conv1.conv.weight", "per_channel_statistics.mean-of-means"),
-        ),
-        title="an audio VAE",
+    _other(
+        "audio", "an audio VAE", "decoder.layers.1.layers.0.beta", "vocoder.backbone.channel_layers.0.0.bias",
+        "vocoder.activation_post.downsample.lowpass.filter", "vocoder.resblocks.0.convs1.0.weight",
+        "vocoder.vocoder.resblocks.0.convs1.0.weight", "dec_in_proj.weight",
+        # LTX-2's audio VAE, without its vocoder.
+        both=("decoder.mid.block_1.conv1.conv.weight", "per_channel_statistics.mean-of-means"),
     ),
-    KeySet(
-        "cascade",
-        (
-            ("vquantizer.codebook.weight",),
-            ("backbone.1.0.block.0.1.num_batches_tracked",),
-            ("encoder.backbone.1.0.block.0.1.num_batches_tracked",),
-            ("blocks.11.num_batches_tracked",),
-        ),
-        title="a stage of Stable Cascade",
+    _other(
+        "cascade", "a stage of Stable Cascade", "vquantizer.codebook.weight",
+        "backbone.1.0.block.0.1.num_batches_tracked", "encoder.backbone.1.0.block.0.1.num_batches_tracked",
+        "blocks.11.num_batches_tracked",
     ),
-    KeySet("taehv", (("decoder.22.bias",),), title="a reduced video VAE (TAEHV)"),
-    KeySet("taesd", (("taesd_decoder.1.weight",),), title="a reduced image VAE (TAESD)"),
-    KeySet("shapes", (("geo_decoder.cross_attn_decoder.ln_1.bias",),), title="a VAE of 3-D shapes"),
-    KeySet("vq", (("quantize.embedding.weight",),), title="a VQ model"),
-)
+    _other("taehv", "a reduced video VAE (TAEHV)", "decoder.22.bias"),
+    _other("taesd", "a reduced image VAE (TAESD)", "taesd_decoder.1.weight"),
+    _other("shapes", "a VAE of 3-D shapes", "geo_decoder.cross_attn_decoder.ln_1.bias"),
+    _other("vq", "a VQ model", "quantize.embedding.weight"),
+)  # fmt: skip
 # The order decides: a later family's names may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
 KEY_SETS = (
     seedvr2.KEYS, minimax_h3.ARCHITECTURE.keys, mage.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys,

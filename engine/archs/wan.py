@@ -19,7 +19,7 @@ from ..network.ops.resnet import Names, Res
 from ..network.ops.up import NearestUp
 from ..network.program import STEP, TILES, Program, Step
 from . import wan_names
-from .arch import Architecture, KeySet, Published, Shapes, Widths, length, level_widths
+from .arch import Architecture, KeySet, Published, Shapes, Widths, in_either_half, length, level_widths
 
 #: The published numbering also counts activations and a dropout.
 NAMES = Names("residual.0", "residual.2", "residual.3", "residual.6", "shortcut")
@@ -141,9 +141,7 @@ def _architecture(keys: KeySet, spatial: int, published: Published) -> Architect
 
 _WIDTHS = (96, 192, 384, 384)
 WAN21 = _architecture(
-    KeySet("wan2.1", tuple(
-        (f"{half}.middle.0.residual.0.gamma", f"{half}.middle.1.to_qkv.weight") for half in ("decoder", "encoder")
-    )),
+    KeySet("wan2.1", in_either_half("middle.0.residual.0.gamma", "middle.1.to_qkv.weight")),
     8,
     Published(
         "Wan 2.1", Config(_WIDTHS, _WIDTHS),
@@ -173,7 +171,6 @@ WAN22 = _architecture(
 DIFFUSERS = KeySet(
     "wan-diffusers",
     # HunyuanVideo 1.5's norms have the same names there, but its attention has others.
-    tuple((f"{half}.mid_block.resnets.0.norm1.gamma", f"{half}.mid_block.attentions.0.to_qkv.weight")
-          for half in ("decoder", "encoder")),
+    in_either_half("mid_block.resnets.0.norm1.gamma", "mid_block.attentions.0.to_qkv.weight"),
     wan_names.native,
 )

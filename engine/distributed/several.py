@@ -21,7 +21,6 @@ from ..execution.video import StreamVideo, TensorVideo
 from ..network.steps import Latents
 from ..network.tiles import grid
 from ..planning.plan import Plan
-from ..report import Report
 from ..request import OVERLAP, Request
 from .consistency import of_bits, of_contents, of_file, of_network
 from .devices import copies_on, kind_of, resolve, same_kind
@@ -131,7 +130,11 @@ def _run(
             if ranks is None or ranks.rank == 0:
                 yield from _alone(vae, operation, into, wanted, request, callbacks, None)
             return
-    yield from _reported(vae, spread.run(report), report)
+    try:
+        with closing(spread.run(report)) as done:
+            yield from done
+    finally:
+        vae._tell(report)  # replaces the report of this VAE's own part
 
 
 def _check_alike(vae: Core, ranks: Ranks, mixed: bool, given: dict[str, Any], **asked: Any) -> None:
@@ -168,16 +171,6 @@ def in_tiles_of(vae: Core, half: str, size: tuple[int, int, int], request: Reque
     overlaps = (min(o, tile - 1) for o in (request.overlap, OVERLAP, s))  # `tile` may be less than was asked for
     shared = next(o for o in overlaps if grid(*size[1:], tile, o, s) == plan.grid)
     return replace(request, tiling="blended", tile=tile, overlap=shared, chunk=0)
-
-
-def _reported(
-    vae: Core, results: Generator[Finished, None, None], report: Report
-) -> Generator[Finished, None, None]:  # fmt: skip
-    try:
-        with closing(results) as done:
-            yield from done
-    finally:
-        vae._tell(report)  # replaces the report of this VAE's own part
 
 
 def _named(vae: Core, devices: Devices, mixed: bool) -> list[torch.device]:

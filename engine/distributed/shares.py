@@ -146,8 +146,7 @@ def split(
         return shares if at >= last else []
 
     most = (last - first + leads(first % latents)) / max(rates)
-    device = max(range(len(rates)), key=rates.__getitem__)
-    alone = [Share(device, first, last, leads(first % latents))]
+    alone = [_alone(leads, latents, rates, (first, last))]
     ticks = 1 << 12
     tick = bisect.bisect_left(range(1, ticks + 1), True, key=lambda n: bool(within(most * n / ticks)))
     shares = within(most * (tick + 1) / ticks) if tick < ticks else []
@@ -179,12 +178,12 @@ def in_rounds(
             return shares
         # Shares begin with chunks, and those of a fast device are larger than others.
         most = min(most - 1, most * room // held)
-    return [_alone(leads, rates, bounds)]
+    return [_alone(leads, latents, rates, bounds)]
 
 
-def _alone(leads: Leads | SectionLeads, rates: Sequence[float], bounds: tuple[int, int]) -> Share:
+def _alone(leads: Leads | SectionLeads, latents: int, rates: Sequence[float], bounds: tuple[int, int]) -> Share:
     device = max(range(len(rates)), key=rates.__getitem__)
-    return Share(device, *bounds, leads(bounds[0]))
+    return Share(device, *bounds, leads(bounds[0] % latents))
 
 
 def _rounds(
@@ -196,7 +195,7 @@ def _rounds(
     size = math.ceil((last - first) / math.ceil((last - first) / size) / step) * step
     spans = [(a, min(a + size, last)) for a in range(first, last, size)]
     found = [split(leads, latents, rates, 1, step, span) for span in spans]
-    alone = [_alone(leads, rates, bounds)]
+    alone = [_alone(leads, latents, rates, bounds)]
     spent = sum(duration(shares, rates) for shares in found)
     return [share for shares in found for share in shares] if spent < WORTH * duration(alone, rates) else alone
 

@@ -81,7 +81,7 @@ class Guard:
         self._on_pressure = on_pressure
         self._layout: Hashable = None
         self._counted: Hashable = None
-        self._step_down: Callable[[], Plan | None] = _no_plan
+        self._step_down: Callable[[], Plan | None] = lambda: None  # outside of `survive`
 
     def begin(self, layout: Hashable, given: int) -> bool:
         """Start an attempt, and return whether it starts from nothing because it is the first one of this layout.
@@ -211,10 +211,6 @@ class Guard:
         """
         if not recover() and self._step_down() is not None:
             raise Pressure("an operator found memory only at the second attempt")
-
-
-def _no_plan() -> None:
-    """Return no leaner plan, outside of `survive`."""
 
 
 def scoped(

@@ -208,7 +208,8 @@ class FusedWalk:
             size, side = frame or (height, width), network.window
             count = math.prod(-(-n // side) for n in size) if side else 1
             tokens = side**2 if side else math.prod(size) * (clip or 1)
-            besides += _plain_attention_bytes(tokens, network.attends, self.dtype)
+            q, k, v = torch.empty(3, 1, tokens, network.attends, dtype=self.dtype, device=meta)
+            besides += peak_bytes(lambda: reference.attention(q, k, v))
             besides += (count - 1) * tokens * network.attends * self.dtype.itemsize  # other windows' results
         sizes = Sizes.of(run, self._rates)
         return replace(sizes, device=sizes.device + besides)
@@ -224,8 +225,3 @@ class FusedWalk:
 def _latent_bytes(latents: int, height: int, width: int, channels: int) -> int:
     """Return the bytes of a chunk's latents as they arrive and divided, and of the previous chunk's, in float32."""
     return 3 * 4 * latents * height * width * channels
-
-
-def _plain_attention_bytes(tokens: int, channels: int, dtype: torch.dtype) -> int:
-    q, k, v = torch.empty(3, 1, tokens, channels, dtype=dtype, device="meta")
-    return peak_bytes(lambda: reference.attention(q, k, v))
