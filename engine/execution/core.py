@@ -30,10 +30,10 @@ from ..runtime.kept import KEPT
 from ..runtime.pinned import POOL
 from ..system.devices import empty_host_cache, numbered
 from ..tuning import kept
+from .calls import Calls
 from .components import FusedComponents, PlainComponents, other_half
 from .native_components import NativeComponent, NativeComponents
 from .passes import Half
-from .rescue import Rescue
 
 T = TypeVar("T", bound="Core")
 
@@ -42,7 +42,7 @@ def no_check() -> None:
     """Never cancel: for the raw pair and for plans made outside a call."""
 
 
-class Core(Rescue):
+class Core(Calls):
     """Weights in one precision on one device, under one set of options, as `execution/call.py` uses them."""
 
     def __init__(

@@ -69,7 +69,8 @@ def _not_fused(architecture: Architecture, config: Any, dtype: torch.dtype) -> s
 
 def half_not_fused(program: Program, dtype: torch.dtype) -> str | None:
     """Return the reason that the fused operators can run this component on no device, or None."""
-    return not_fused([program], dtype)
+    odd = sorted({w for w in program.widths() if padded_channels(w, dtype) != w})
+    return program.why_not_fused() or (f"widths {odd} are no multiples of {padded_channels(1, dtype)}" if odd else None)
 
 
 def no_8_bit(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
@@ -96,8 +97,5 @@ def why_no_8_bit(programs: Sequence[Program], dtype: torch.dtype, off: str | Non
 
 def not_fused(programs: Sequence[Program], dtype: torch.dtype) -> str | None:
     """Return the reason that the fused operators can run none of these components on any device, or None."""
-    if len(programs) > 1 and not all(half_not_fused(p, dtype) for p in programs):
-        return None
-    reason = next((why for p in programs if (why := p.why_not_fused())), None)
-    odd = sorted({w for p in programs for w in p.widths() if padded_channels(w, dtype) != w})
-    return reason or (f"widths {odd} are no multiples of {padded_channels(1, dtype)}" if odd else None)
+    reasons = [half_not_fused(p, dtype) for p in programs]
+    return None if None in reasons else next(iter(reasons), None)
