@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .errors import InputError
-from .execution import call
 from .execution.core import Core, no_check
+from .execution.job import Job
 from .execution.noise import noised
 from .execution.progress import Callbacks, Cancel, OnPlan, Progress
 from .execution.results import Finished, Kept, Target, block_of, waiting_room
@@ -112,11 +112,10 @@ class VideoVAE(Face, Core, OldNames):
             wanted, into = range(shape[0] * shape[1]), out.view(1, -1, *shape[2:])
         vae = self.at(timestep)
         z, inside = noised(z, seed, noise, self.model.config, self.arch)
-        target, callbacks = Kept(into, wanted.start), Callbacks(progress, cancel, on_plan)
+        z, target, callbacks = vae.inside(z), Kept(into, wanted.start), Callbacks(progress, cancel, on_plan)
+        job = Job("decoder", z, request, target, wanted, tuple(z.shape[2:]), shape[:4], callbacks, inside)
         try:
-            for _ in _decode(
-                vae, devices, mixed_devices, vae.inside(z), request, target, wanted, shape[:4], callbacks, plan, inside
-            ):
+            for _ in _run(vae, devices, mixed_devices, job, plan):
                 pass
         finally:
             self._reported(vae)
@@ -163,8 +162,8 @@ class VideoVAE(Face, Core, OldNames):
         z, inside = noised(z, seed, noise, self.model.config, self.arch)
         target = Target(shape, request.dtype, block_of(self.model.decoder.program), waiting_room(request.ram_gb))
         size, callbacks = (1, len(wanted), *shape[:2]), Callbacks(progress, cancel, on_plan)
-        done = _decode(vae, devices, mixed_devices, z, request, target, wanted, size, callbacks, plan, inside)
-        return self._frames(vae, done)
+        job = Job("decoder", z, request, target, wanted, tuple(z.shape[2:]), size, callbacks, inside)
+        return self._frames(vae, _run(vae, devices, mixed_devices, job, plan))
 
     def _frames(self, vae: Core, done: Generator[Finished, None, None]) -> Iterator[Tensor]:
         with closing(done):
@@ -264,8 +263,9 @@ class VideoVAE(Face, Core, OldNames):
         latents = self.architecture.latents(given.count)
         size = given.batch, 2 * self.model.config.latent_channels, latents, given.height // s, given.width // s
         moments = torch.empty(size, dtype=torch.float32, device="cpu")
-        into, latent = Kept(moments.permute(0, 2, 3, 4, 1), 0), size[2:]
-        for _ in _encode(self, devices, mixed, given, request, into, latent, callbacks, plan):
+        into = Kept(moments.permute(0, 2, 3, 4, 1), 0)
+        job = Job("encoder", given, request, into, range(latents), size[2:], given.size, callbacks)
+        for _ in _run(self, devices, mixed, job, plan):
             pass
         return moments[0].unflatten(1, x.shape[:2]).transpose(0, 1) if still else moments
 
@@ -332,8 +332,8 @@ class VideoVAE(Face, Core, OldNames):
         beside = self.temporal * video.frames(0, 0, 1).nbytes
         shape, block = (*size, 2 * self.latent_channels), block_of(self.model.encoder.program)
         into = Target(shape, torch.float32, block, room, beside)
-        encoded = _encode(self, devices, mixed, video, request, into, (latents, *size), callbacks, plan)
-        with closing(encoded) as done:
+        job = Job("encoder", video, request, into, range(latents), (latents, *size), video.size, callbacks)
+        with closing(_run(self, devices, mixed, job, plan)) as done:
             for _, first, moments in done:
                 if noise is not None:
                     part = noise[:, :, first : first + len(moments)]
@@ -374,27 +374,12 @@ def _alone(vae: Core, devices: Devices) -> bool:
     return devices is None or devices in ("", "auto") or (one and devices == "all")
 
 
-def _decode(
-    vae: Core, devices: Devices, mixed: bool, z: Tensor | Latents, request: Request, into: Target, wanted: range,
-    size: tuple[int, int, int, int], callbacks: Callbacks, plan: Plan | None, seed: int | None,
+def _run(
+    vae: Core, devices: Devices, mixed: bool, job: Job, plan: Plan | None
 ) -> Generator[Finished, None, None]:  # fmt: skip
-    """Decode on one device or on several. Args, returns: as of `distributed.several.decode`."""
+    """Run a job on one device or on several. Args, yields: as of `distributed.several.run`."""
     if _alone(vae, devices):
-        tick, on_plan = callbacks.ticker, callbacks.on_plan
-        return call.decode(vae, z, request, tick, into.whole(wanted.start), wanted, size, on_plan, plan, seed)
+        return job.alone(vae, plan)
     from .distributed import several
 
-    return several.decode(vae, devices, mixed, z, request, into, wanted, size, callbacks, plan, seed)
-
-
-def _encode(
-    vae: Core, devices: Devices, mixed: bool, video: TensorVideo | StreamVideo, request: Request, into: Target,
-    size: tuple[int, int, int], callbacks: Callbacks, plan: Plan | None,
-) -> Generator[Finished, None, None]:  # fmt: skip
-    """Encode on one device or on several. Args, returns: as of `distributed.several.encode`."""
-    if _alone(vae, devices):
-        wanted, on_plan = range(size[0]), callbacks.on_plan
-        return call.encode(vae, video, request, callbacks.ticker, into.whole(0), wanted, on_plan, plan)
-    from .distributed import several
-
-    return several.encode(vae, devices, mixed, video, request, into, size, callbacks, plan)
+    return several.run(vae, devices, mixed, job, plan)

@@ -210,7 +210,7 @@ class RankSpread(Spread):
                 break
             if kind == "results":
                 first, shape = value
-                there = torch.empty(shape, dtype=self.into.dtype)
+                there = torch.empty(shape, dtype=self.job.into.dtype)
                 with _rank_lost():
                     dist.recv(there, peer)
                 room = results.room(0, first, len(there))
@@ -270,10 +270,10 @@ class RankSpread(Spread):
             said.put(("progress", done / max(total, 1), None))
 
         def stop() -> bool:
-            cancel = self.callbacks.cancel
+            cancel = self.job.callbacks.cancel
             return self._at_work() or teller.stop.is_set() or (cancel is not None and cancel())
 
-        results, tick = self.into.handed(part.first), Ticker(progress, stop)
+        results, tick = self.job.into.handed(part.first), Ticker(progress, stop)
         try:
             with closing(super().made(part, results, tick)) as done:
                 for finished in done:

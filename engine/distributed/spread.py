@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -19,12 +19,12 @@ from .. import log
 from ..errors import Cancelled, PlanError
 from ..execution.core import Core
 from ..execution.guard import scoped
-from ..execution.progress import Callbacks, Ticker
-from ..execution.results import Finished, Results, Target
+from ..execution.job import Job
+from ..execution.progress import Ticker
+from ..execution.results import Finished, Results
 from ..planning.plan import Plan
 from ..precision.policy import Policy
 from ..report import Report
-from ..request import Request
 from .devices import measured, of_a_device
 from .parts import DONE, RUNNING, WAITING, Feed, Part, behind_a_lead, describe
 from .shares import in_rounds, leads_of, split
@@ -35,32 +35,15 @@ PATIENCE = 120.0
 PULSE = 0.1
 
 
-class Operation(Protocol):
-    """A decode or encode of some clips: `call.decode` or `call.encode` with their input bound."""
-
-    def __call__(
-        self, core: Core, clips: slice, tick: Ticker, results: Results, wanted: range,
-        on_plan: Callable[[Plan], None] | None, policy: Policy, request: Request,
-    ) -> Iterator[Finished]: ...  # fmt: skip
-
-
 @dataclass
 class Spread:
     """One call shared among devices.
 
-    cores: the VAE on each device. into: target of the results. wanted: results to make of each of `clips` clips. size:
-    latents, rows and columns of latent pixels. feed: input that the parts read."""
+    cores: the VAE on each device. job: what is asked. policy: the operands of all parts. feed: input that they read."""
 
     cores: list[Core]
-    half: str
-    into: Target
-    clips: int
-    wanted: range
-    size: tuple[int, int, int]
-    request: Request
+    job: Job
     policy: Policy
-    operation: Operation
-    callbacks: Callbacks
     feed: Feed
     #: Wait for devices to finish their chunk when the call is over.
     _patient = True
@@ -91,8 +74,8 @@ class Spread:
         finally:
             for core in self.cores:
                 core.sharing = core.planner.walk.launched = 1
-            waited = self.held if self.parts and self.into.room is not None else None
-            describe(report, self.parts, "frames" if self.half == "decoder" else "latents", waited)
+            waited = self.held if self.parts and self.job.into.room is not None else None
+            describe(report, self.parts, "frames" if self.job.half == "decoder" else "latents", waited)
         report.complete = True
 
     def measured(self) -> list[float]:
@@ -121,12 +104,12 @@ class Spread:
 
     def first_parts(self) -> list[Part]:
         """Return the parts in order; where results are handed on, in rounds, as room for waiting ones is limited."""
-        leads = leads_of(self._program, *self._input, self.size[0])
-        first, end = leads.of(self.wanted.start), leads.of(self.wanted.stop - 1) + 1
-        if self.into.room is None:
-            shares = split(leads, end, self.rates, self.clips, self._step(), (first, self.clips * end))
+        leads = leads_of(self._program, *self._input, self.job.latents[0])
+        first, end = leads.of(self.job.wanted.start), leads.of(self.job.wanted.stop - 1) + 1
+        if self.job.into.room is None:
+            shares = split(leads, end, self.rates, self.job.clips, self._step(), (first, self.job.clips * end))
         else:
-            room = self.into.room // (self.into.nbytes * leads.results)
+            room = self.job.into.room // (self.job.into.nbytes * leads.results)
             shares = in_rounds(leads, end, self.rates, self._step(), (first, end), room, self._window())
         parts = []
         for share in shares:
@@ -135,23 +118,24 @@ class Spread:
         return parts
 
     def _part(self, clip: int, first: int, end: int, device: int, level: int = 0) -> list[Part]:
-        first, end = max(first, self.wanted.start), min(end, self.wanted.stop)
+        first, end = max(first, self.job.wanted.start), min(end, self.job.wanted.stop)
         return [Part(clip, first, end, device, level)] if first < end else []
 
     @property
     def _program(self):  # noqa: ANN202 - the Program of the component
-        return getattr(self.cores[0].model, self.half).program
+        return getattr(self.cores[0].model, self.job.half).program
 
     @property
     def _input(self) -> tuple[int, int]:
         """Return the rows and columns of the component's input."""
-        scale = self.cores[0].architecture.spatial if self.half == "encoder" else 1
-        return scale * self.size[1], scale * self.size[2]
+        scale = self.cores[0].architecture.spatial if self.job.half == "encoder" else 1
+        return scale * self.job.latents[1], scale * self.job.latents[2]
 
     def _step(self) -> int:
         """Return the latents per chunk: parts begin where one device's chunks do."""
         try:
-            plan = self.cores[0]._plan(self.half, self.size, self.request, check=self.callbacks.ticker.check)
+            job = self.job
+            plan = self.cores[0]._plan(job.half, job.latents, job.request, check=job.callbacks.ticker.check)
             return plan.steps.unit if plan.own is None and plan.steps.unit else 1
         except PlanError:
             return 1
@@ -186,10 +170,10 @@ class Spread:
 
     def _shared(self, part: Part) -> list[Part]:
         """Split a part among the working devices."""
-        leads, out = leads_of(self._program, *self._input, self.size[0]), []
+        leads, out = leads_of(self._program, *self._input, self.job.latents[0]), []
         span = leads.of(part.first), leads.of(part.end - 1) + 1
         rates = [self.rates[i] for i in self._working]
-        shares = split(leads, self.size[0], rates, bounds=span)
+        shares = split(leads, self.job.latents[0], rates, bounds=span)
         for share in shares:
             begin = part.first if share is shares[0] else leads.begins(share.first)
             end = part.end if share is shares[-1] else leads.begins(share.end)
@@ -221,7 +205,7 @@ class Spread:
             for thread in threads:
                 thread.start()
             while self._front < len(self.parts):
-                self.callbacks.ticker.check()
+                self.job.callbacks.ticker.check()
                 self._read()
                 self._listen(pressure)
                 yield from self._turned()
@@ -271,8 +255,8 @@ class Spread:
             wait = False
             if kind == "fatal":
                 raise value
-            if kind == "plan" and self.callbacks.on_plan is not None:
-                self.callbacks.on_plan(value)
+            if kind == "plan" and self.job.callbacks.on_plan is not None:
+                self.job.callbacks.on_plan(value)
             elif kind == "pressure":
                 try:
                     pressure()
@@ -283,11 +267,11 @@ class Spread:
                 self._progress()
 
     def _progress(self) -> None:
-        if self.callbacks.progress is not None:
-            total = len(self.wanted) * self.clips
+        if self.job.callbacks.progress is not None:
+            total = len(self.job.wanted) * self.job.clips
             made = sum(int((p.end - p.first) * (1.0 if p.state == DONE else p.share)) for p in list(self.parts))
             self._reached = max(self._reached, min(total, made))
-            self.callbacks.progress(self._reached, total)
+            self.job.callbacks.progress(self._reached, total)
 
     def _ask(self) -> None:
         """Have the caller's thread free memory, and wait until it has."""
@@ -309,7 +293,7 @@ class Spread:
     def _next(self, device: int) -> Part | None:
         with self._turn:
             while not self._stop.is_set() and self._front < len(self.parts):
-                end = None if self.into.room is None else self._front + self._window()
+                end = None if self.job.into.room is None else self._front + self._window()
                 for part in self.parts[self._front : end]:
                     mine = part.device == device and part.state == WAITING
                     if mine and self.feed.has(part.first, part.end):
@@ -322,7 +306,7 @@ class Spread:
         def progress(done: int, total: int) -> None:
             self._messages.put(("progress", part, done / max(total, 1)))
 
-        results, error = self.into.part(part.clip, part.first), None
+        results, error = self.job.into.part(part.clip, part.first), None
         tick = Ticker(progress, lambda: self._stops(part))
         try:
             with closing(self.made(part, results, tick)) as done:
@@ -352,19 +336,20 @@ class Spread:
 
     def made(self, part: Part, results: Results, tick: Ticker) -> Generator[Finished, None, None]:
         """Yield the results of a part, made by its device."""
-        core, request = self._core(part.device, part.level), self.request
+        core, job = self._core(part.device, part.level), self.job
         if part.first:
-            request = behind_a_lead(core, self.half, self.size, request, self.callbacks.ticker.check)
+            check = job.callbacks.ticker.check
+            job = replace(job, request=behind_a_lead(core, job.half, job.latents, job.request, check))
+        clips, wanted, planned = slice(part.clip, part.clip + 1), range(part.first, part.end), self._planned
         try:
-            yield from self.operation(
-                core, slice(part.clip, part.clip + 1), tick, results, range(part.first, part.end),
-                functools.partial(self._planned, part), self.policy, request,
+            yield from job.run(
+                core, clips, tick, results, wanted, functools.partial(planned, part), policy=self.policy
             )  # fmt: skip
         finally:
             part.report = core.last_report
 
     def _planned(self, part: Part, plan: Plan) -> None:
-        if plan.tiled and self.request.tiling == "auto":
+        if plan.tiled and self.job.request.tiling == "auto":
             raise PlanError(f"whole frames do not fit there, and other parts have them ({plan.note})")
         self._messages.put(("plan", part, plan))
 
