@@ -113,7 +113,8 @@ def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
                        help="memory target (default: 81.25 %% of the card, which auto tiling may raise to what is "
                        "free)")  # fmt: skip
     group.add_argument("--ram-gb", type=float, metavar="GB",
-                       help="host memory for parked histories (default: half of what is free)")  # fmt: skip
+                       help="host memory for what waits there: parked histories, noise (default: half of what is "
+                       "free)")  # fmt: skip
     group.add_argument("--chunk", type=int, default=0, metavar="N", help="latents per step, 0: planned (default: 0)")
     group.add_argument("--native-blend", default="assembled", metavar="B",
                        help="native tiles (MiniMax H3): assembled (default), or separate as ComfyUI did up to "
