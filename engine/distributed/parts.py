@@ -127,8 +127,8 @@ def behind_a_lead(
 ) -> Request:
     """Return the request with LATENTS_WITH_LEAD latents per chunk, unless that would change more than the chunk.
 
-    It is unchanged for encoders, where a chunk was asked for, and unless both plans are fused, without parking, tiles
-    and notes.
+    It is unchanged for encoders, where a chunk was asked for or the network decides on it, and unless both plans are
+    fused, without parking, tiles and notes.
 
     Args:
         core: VAE of the device that makes the part.
@@ -137,7 +137,9 @@ def behind_a_lead(
         request: options of the call.
         check: called between dry runs; may raise, to cancel.
     """
-    if half == "encoder" or request.chunk:
+    if half == "encoder" or request.chunk or core.architecture.own is not None:
+        return request
+    if core.model.decoder.program.fixed(size[0]) is not None:
         return request
     longer = replace(request, chunk=LATENTS_WITH_LEAD)
     try:
