@@ -19,7 +19,7 @@ class Setting:
     def __init__(self, get: Callable[[], Any], put: Callable[[Any], object], exact: Any) -> None:
         self._get = get
         self._put = put
-        self._exact = exact
+        self.exact = exact
         self._wanted: Counter[Any] = Counter()
         self._found: Any = None
         self._ours: Any = None
@@ -48,7 +48,7 @@ class Setting:
                     self._set(self._found)
 
     def _settle(self) -> None:
-        self._set(self._exact if self._exact in self._wanted else next(iter(self._wanted)))
+        self._set(self.exact if self.exact in self._wanted else next(iter(self._wanted)))
 
     def _set(self, value: Any) -> None:
         if self._get() != value:

@@ -21,6 +21,12 @@ _HALF_SUMS = Setting.attribute(_CUDA.matmul, "allow_fp16_accumulation", exact=Fa
 _FLASH = Setting(_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp, exact=True)
 #: The type of tensors that are made without naming one.
 _DEFAULT_TYPE = Setting(torch.get_default_dtype, torch.set_default_dtype, exact=torch.float32)
+#: Products and convolutions in fp32 on a CPU: "medium" precision of products, which many scripts ask for, is bf16.
+_CPU = torch.backends.mkldnn
+if hasattr(_CPU, "matmul"):  # since torch 2.9
+    _CPU_FP32 = [Setting.attribute(of, "fp32_precision", exact="ieee") for of in (_CPU.matmul, _CPU.conv)]
+else:
+    _CPU_FP32 = [Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, exact="highest")]
 _EFFICIENT = Setting(_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp, exact=True)
 
 
@@ -29,7 +35,7 @@ def scoped_math(
     device: torch.device, *, tf32: bool = False, cudnn_benchmark: bool = False, flash_attention: bool = True
 ) -> Iterator[None]:
     """Set how and where torch computes inside, without gradients, and in the types that operands have: neither autocast
-    nor another default type of the caller changes a run.
+    nor another default type or precision of the caller changes a run.
 
     Process-wide settings are restored when the last of the runs that overlap is over, also after an error.
 
@@ -47,6 +53,9 @@ def scoped_math(
         for kind in {device.type, "cpu"}:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
+        if device.type == "cpu":
+            for setting in _CPU_FP32:
+                stack.enter_context(setting.hold(setting.exact))
         if device.type == "cuda":
             stack.enter_context(current(device))
             stack.enter_context(fp32_math(tf32))

@@ -118,3 +118,18 @@ def test_no_type_of_the_caller(kind):
             assert torch.is_autocast_enabled("cpu")
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_products_of_medium_precision(noise):
+    """They are bf16 on a CPU that has such products; not in our runs."""
+    x, w = noise(64, 256), noise(256, 64)
+    conv, images = torch.nn.Conv2d(32, 32, 3), noise(1, 32, 16, 16)
+    expected = x @ w, conv(images)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        before = x @ w
+        with scoped_math(torch.device("cpu")):
+            assert torch.equal(x @ w, expected[0]) and torch.equal(conv(images), expected[1])
+        assert torch.get_float32_matmul_precision() == "medium" and torch.equal(x @ w, before)
+    finally:
+        torch.set_float32_matmul_precision("highest")
