@@ -163,10 +163,10 @@ def test_a_file_that_only_our_loader_reads_is_named_before_the_run(browser, host
     opened(browser, host)
     loaded = graph(quantised.PACKED, "ZeroWasteVAEDecode", ())
     browser("load", workflow=loaded)
-    line = browser("line", until="Needs")
-    assert line["text"] == "Needs Zero-Waste VAE Loader: click for why" and not line["cut"]
+    line = browser("line", until="Load it")
+    assert line["text"] == "Load it with Zero-Waste VAE Loader" and not line["cut"]
     assert line["mood"] == "bad"
-    sheet = browser("details", until="Needs")
+    sheet = browser("details", until="Load it")
     assert "take its codes for weights" in sheet["text"] and "GB" not in sheet["text"] and not sheet["clipped"]
     browser("view", file=str(shots / f"quantised-{request.node.callspec.id}.png"))
     browser("key", keys="Escape")
