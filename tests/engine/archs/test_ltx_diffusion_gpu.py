@@ -125,8 +125,11 @@ def test_bits(vae):
     assert mse < 10**-2.5, mse  # 25 dB of a peak of 1; random weights
 
 
-def test_memory(vae):
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_memory(vae, precision):
     """No more is reserved than the plan states; once frames wait in every block, a longer clip takes no more."""
+    if precision != "bf16":
+        vae = make("ltx-diffusion", precision)
     peaks = []
     for latents in (12, 18):
         z = torch.randn(1, 128, latents, 8, 12)
