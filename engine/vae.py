@@ -74,22 +74,22 @@ class VideoVAE(Face, Core, OldNames):
         """Decode host-scaled latents to frames.
 
         Args:
-            latent: [B, C, T, h, w] or [C, T, h, w]; a VAE of pictures (t = 1) gives each latent a frame of its own and
-                takes [B, C, h, w] too.
+            latent: [B, C, T, h, w] or [C, T, h, w]; an image VAE takes [B, C, h, w] too, and makes one frame of each
+                latent.
             progress: progress(done, total), called after each chunk.
             cancel: cancel() returning true raises Cancelled.
-            on_plan: called with the plan that is about to run, and again where another one takes over.
-            plan: one made for this call, which runs if it still fits.
-            out: a host tensor of the result's shape and type to write into, for looking at frames during the run.
+            on_plan: on_plan(plan), called before each plan runs: there are several where memory runs out.
+            plan: from `plan_decode` for this call; it runs if it still fits.
+            out: a host tensor of the result's shape and type to write into, so that frames can be seen during the run.
             start, frames: decode only frames [start, start + frames) of each clip (None: up to its end), with the bits
                 that they have in the whole.
-            seed, noise, timestep: for decoders that take them. noise is a share of the latents' values; None is the
-                value in the file, else ComfyUI's, or for the seed 0. The noise does not depend on the chunks.
+            seed, noise, timestep: for decoders that take them. noise is its share of the latents. None: the file's
+                value, else ComfyUI's; for the seed 0. The noise does not depend on the chunks.
             devices: GPUs that share the work, with the same bits: a list of names (or one string with commas), "all",
                 or None or "auto" for the VAE's own alone.
             mixed_devices: allow GPUs of different kinds, which are refused otherwise.
             any_vae: take a latent whose note (`latent_note`; set by `encode`, or read from a file) names another VAE.
-            options: those of `Request`: tiling, tile, overlap, chunk, vram_gb, ram_gb and output.
+            options: those of `Request`: tiling, tile, overlap, chunk, vram_gb, ram_gb, output and native_blend.
 
         Returns:
             [B, t(T-1)+1, s*h, s*w, 3] in 0..1; s, t: `spatial`, `temporal`.
@@ -141,11 +141,11 @@ class VideoVAE(Face, Core, OldNames):
     ) -> Iterator[Tensor]:
         """Yield the frames of `decode`, for one clip, as they are finished: [1, f, s*h, s*w, 3], f >= 1.
 
-        Takes the arguments of `decode`, and latents that are read when they are needed (media/latents.LatentFile). The
-        yielded tensors are the caller's. Frames of a few chunks are in memory at any time; with blended tiles as many
-        as one of them depends on. Several devices take turns: each makes a segment, and finished frames wait for theirs
-        in a quarter of the free host memory at most (in ram_gb, where that is less); the report says how many. Ending
-        the iterator early frees everything that the run holds, on every device.
+        Takes the arguments of `decode`; the latent may also be one that is read when it is needed (a
+        media/latents.LatentFile). Yielded tensors belong to the caller. Frames of a few chunks are in memory at any
+        time; with blended tiles as many as one frame depends on. Several devices make a segment each, and finished
+        frames wait for their turn in at most a quarter of the free host memory (or in ram_gb, if that is less); the
+        report says how many. Ending the iterator early frees everything that the run holds, on every device.
         """
         request = Request(**options)
         if self.architecture.still:
@@ -232,8 +232,8 @@ class VideoVAE(Face, Core, OldNames):
         `write_latent` keeps.
 
         Args:
-            video: [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8). A VAE of pictures takes [B, H, W, 3] for B clips
-                of one frame; one with transparency takes [..., 4], and frames without an alpha channel are opaque.
+            video: [B, F, H, W, 3] or [F, H, W, 3] in 0..1 (or uint8). An image VAE takes [B, H, W, 3] for B clips of
+                one frame; one with transparency takes [..., 4], and frames without an alpha channel are opaque.
             seed: None gives the mean, a number a sample.
             any_range: take frames of any range. Otherwise values a little outside 0..1, as sharpening makes them, are
                 encoded as they are, and frames clearly of another range (a value above 2, or 1 % of them below -0.1)
@@ -294,18 +294,18 @@ class VideoVAE(Face, Core, OldNames):
         """Yield the latents of `encode` as they are finished, [1, C, t, h, w], t >= 1, for one clip given as an
         iterable.
 
-        Frames of a few chunks are in memory at any time, and as many as a latent depends on. Networks whose memory
-        grows with each frame (Cosmos) keep all, and take them first where no count is given. Ending the iterator early
-        frees everything that the run holds. Other arguments, and the note on each latent, are as for `encode`.
+        Frames of a few chunks are in memory at any time, and as many as a latent depends on. Networks whose
+        memory grows with each frame (Cosmos) keep all of them, and read them first where no count is given. Ending the
+        iterator early frees everything that the run holds. Other arguments, and the note on each latent, are as for `encode`.
 
         Args:
             frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed.
-            count: the number of all frames, where it is known (another number is an InputError). It makes the total
-                that `progress` gets (else 0). A seed needs it, because its noise is drawn for the whole latent at once,
-                and so do several devices.
-            devices, mixed_devices: as for `encode`, with the count; each device makes a segment at a time, for which
-                frames wait in a quarter of the free host memory at most (in ram_gb, where that is less), and those that
-                the first latent of a segment depends on.
+            count: the number of all frames, if known; another number of frames is an InputError. `progress` needs it
+                for its total (else 0), a seed because its noise is drawn for the whole latent at once, and several
+                devices to share the clip.
+            devices, mixed_devices: as for `encode`. Each device makes a segment at a time, whose frames wait in at most
+                a quarter of the free host memory (or in ram_gb, if that is less), with those that its first latent
+                depends on.
         """
         self._need_encoder()
         if self.architecture.still:

@@ -1,4 +1,4 @@
-"""One decode or encode as it was asked of a VAE, which one device makes alone or several make in parts."""
+"""One requested decode or encode, run by one device alone or by several in parts."""
 
 from __future__ import annotations
 
