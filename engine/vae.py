@@ -296,7 +296,8 @@ class VideoVAE(Face, Core, OldNames):
 
         Frames of a few chunks are in memory at any time, and as many as a latent depends on. Networks whose
         memory grows with each frame (Cosmos) keep all of them, and read them first where no count is given. Ending the
-        iterator early frees everything that the run holds. Other arguments, and the note on each latent, are as for `encode`.
+        iterator early frees everything that the run holds. Other arguments, and the note on each latent, are as for
+        `encode`.
 
         Args:
             frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed.
