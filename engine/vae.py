@@ -378,7 +378,7 @@ def _alone(vae: Core, devices: Devices) -> bool:
 def _run(
     vae: Core, devices: Devices, mixed: bool, job: Job, plan: Plan | None
 ) -> Generator[Finished, None, None]:  # fmt: skip
-    """Run a job on one device or on several. Args, yields: as of `distributed.several.run`."""
+    """Run a job on one device or on several. Args, yields: those of `distributed.several.run`."""
     if _alone(vae, devices):
         return job.alone(vae, plan)
     from .distributed import several

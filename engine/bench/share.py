@@ -23,7 +23,7 @@ _LONGEST = 60
 
 
 def measured(weights: str, precision: str, device: torch.device, norm_groups: int | None) -> dict[str, Any]:
-    """Measure one decode and return a report as of `bench decode`, with the tuned schedules.
+    """Measure one decode and return a report like `bench decode`, with the tuned schedules.
 
     Args:
         weights: as for `read_weights`.

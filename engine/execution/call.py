@@ -143,7 +143,7 @@ def _planning(
     drawn: int | None = None,
 ) -> Callable[[Core, int], Plan]:  # fmt: skip
     """Return plan(vae, below), which settles the operands by `samples` of the clip and then calls `Core._plan`. `made`
-    is for the first attempt, if the VAE and the operands are those it was planned with. drawn: as of `Planner.plan`."""
+    is for the first attempt, if the VAE and the operands are those it was planned with. drawn: as in `Planner.plan`."""
 
     def plan(vae: Core, below: int) -> Plan:
         nonlocal made

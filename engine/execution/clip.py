@@ -62,7 +62,7 @@ def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, w
 def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:
     """Encode frames into the wanted moments [n, h, w, 2C] of every clip; frames that fill no latent are not read.
 
-    Args: as of `decode`, with the encoder and `video`, the frames.
+    Args: those of `decode`, with the encoder and `video`, the frames.
 
     Yields: before each chunk, the number of latents whose frames must have arrived, unless the stream ends earlier.
     """

@@ -99,7 +99,7 @@ class Guard:
         return fresh
 
     def count(self, latents: int | None, chunk: int, passes: int) -> None:
-        """Set up the ticker, which goes on counting if only the chunk has changed. Args: as of `Ticker.begin`."""
+        """Set up the ticker, which goes on counting if only the chunk has changed. Args: those of `Ticker.begin`."""
         if (self._layout, passes) != self._counted:
             self.tick.begin(latents, chunk, passes)
             self._counted = self._layout, passes
@@ -121,7 +121,7 @@ class Guard:
         self.finished[part] = max(self.finished[part], first + count)
 
     def reach(self, index: int, latents: int, left: int) -> None:
-        """Note that a chunk has passed the network. Args: as of `Ticker.reach`."""
+        """Note that a chunk has passed the network. Args: those of `Ticker.reach`."""
         if not self.tick.reach(index, latents, left):
             self.events["replayed_chunks"] += 1
 

@@ -65,7 +65,7 @@ class Job:
         self, core: Core, clips: slice, tick: Ticker, results: Results, wanted: range, on_plan: OnPlan | None,
         made: Plan | None = None, policy: Policy | None = None,
     ) -> Iterator[Finished]:  # fmt: skip
-        """Make the wanted results of some clips on one device. Args, yields: as of `call.decode`."""
+        """Make the wanted results of some clips on one device. Args, yields: those of `call.decode`."""
         if self.half == "encoder":
             return call.encode(core, self.given.of(clips), self.request, tick, results, wanted, on_plan, made, policy)
         z = self.given[clips] if isinstance(self.given, Tensor) else self.given  # files are read by one clip

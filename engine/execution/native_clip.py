@@ -39,7 +39,7 @@ class _Tile(NamedTuple):
 def decode(
     half: NativeComponent, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
 ) -> Iterator[int]:
-    """Decode latents [B, C, T, h, w] into the wanted frames of every clip. Args: as of `clip.decode`.
+    """Decode latents [B, C, T, h, w] into the wanted frames of every clip. Args: those of `clip.decode`.
 
     Yields: the number of latents, before each batch of tiles.
     """
@@ -233,7 +233,7 @@ class _Canvas:
 def encode(
     half: NativeComponent, video: Video, plan: Plan, results: Results, guard: Guard, wanted: range
 ) -> Iterator[int]:
-    """Encode frames into the wanted moments [n, h, w, 2C] of every clip. Args: as of `clip.encode`.
+    """Encode frames into the wanted moments [n, h, w, 2C] of every clip. Args: those of `clip.encode`.
 
     Yields: before each section, the number of frames that must have arrived, unless the stream ends earlier.
     """

@@ -31,7 +31,7 @@ def _noisy(part: Tensor, share: float, seed: int, clip: int, first: int) -> Tens
 
 
 class Noisy:
-    """Latents that are read when they are needed, with noise as of `with_noise`."""
+    """Latents that are read when they are needed, with noise as from `with_noise`."""
 
     def __init__(self, latents: Latents, share: float, seed: int) -> None:
         self._latents, self._share, self._seed = latents, share, seed

@@ -83,7 +83,7 @@ class PlainComponent:
         seed: int | None = None, overlap: bool = False, kind: str | None = None,
     ) -> None:  # fmt: skip
         """overlap: results that come a few frames at a time are copied to the host while the next ones are made. kind:
-        as of `State`."""
+        as in `State`."""
         self.program, self.spatial, self.temporal = half.program, spatial, temporal
         self._seed, self.ahead = seed, overlap and any(step.lazy for step in half.program.steps)
         self._decode_features = functools.partial(decode_features, seed=seed)

@@ -167,7 +167,7 @@ class Target:
         """Describe results that are handed on to the caller as they are finished.
 
         Args:
-            shape, dtype, block: as of Results.
+            shape, dtype, block: as in `Results`.
             room: bytes of results that may wait for their turn; None if none has to wait.
             beside: bytes of a result's input, if that waits with it.
         """

@@ -76,7 +76,7 @@ def decode_frames(
     kind: str | None = None,
 ) -> Iterator[Iterator[Tensor]]:  # fmt: skip
     """Yield, for each chunk of features of the whole frame or of one tile, an iterator of its frames [B, 3, f, H, W];
-    each iterator must be exhausted before the next chunk. kind: as of `State`."""
+    each iterator must be exhausted before the next chunk. kind: as in `State`."""
     state = State(seed, place)
     state.noise, state.passes, state.check, state.kind = noise, steps.passes, check, kind
     for chunk in _until_the_end(decoder, features, state):

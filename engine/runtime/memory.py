@@ -288,7 +288,7 @@ class Memory:
         Args:
             keys: the convolutions in order.
             frames: new frames of the first one.
-            drains: as of `coming`.
+            drains: as in `coming`.
         """
         for key in keys:
             _, frames, drains = self.coming(key, frames, drains)

@@ -94,7 +94,7 @@ class Ring:
 
         Args:
             key: the convolution.
-            head: as of `fill_head`.
+            head: as in `fill_head`.
             start: slot at which the history begins; None for the first call of a pass.
         """
         if key in self._started:
