@@ -35,9 +35,9 @@ class Encode(io.ComfyNode):
             ["vae encode", "encode video", "tiled encode", "video to latent", *WORDS, "oom", "vram"], panel=True,
             description="Turns frames or pictures into a latent, in place of ComfyUI's VAE Encode. VAEs of "
             f"{MODELS} run on this pack's engine, all others by ComfyUI's own code. On the engine, what does not fill "
-            "latents is padded: sides to multiples of 16 pixels (LTX: 32; image VAEs: 8, 16 with Flux.2, Mage-Flow "
-            "and Qwen-Image 2.1, 32 with HunyuanImage), clips to so many frames as whole latents have; Zero-Waste VAE "
-            "Decode crops that off again.",
+            "latents is padded: sides to multiples of 16 pixels (LTX: 32; Stable Video Diffusion: 8; image VAEs: 8, "
+            "16 with Flux.2, Mage-Flow and Qwen-Image 2.1, 32 with HunyuanImage), clips to so many frames as whole "
+            "latents have; Zero-Waste VAE Decode crops that off again.",
             inputs=[
                 io.Image.Input("pixels", display_name="Images",
                                tooltip="The frames of one clip; for an image VAE pictures, each by itself."),
