@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from zerowaste_vae import CheckpointError, InputError, load
 from zerowaste_vae.engine.archs import by_file, detect, latent_space, ltx
 from zerowaste_vae.engine.archs.ltx_diffusion import ARCHITECTURE, KERNELS, LAST_KERNEL, STRIDES, Config, folded
+from zerowaste_vae.engine.bench.calibrate import calibrate
 from zerowaste_vae.engine.kernels.blocks import angles
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
 from zerowaste_vae.engine.kernels.targets import prebuilt
@@ -194,6 +195,8 @@ def test_8_bit_that_is_not_to_be_had(wide_ltx25, tiny_ltx25):
     for off in ({"triton_fusion": False}, {"min_db": 40.0}):
         with_less = vae.with_options(dataclasses.replace(vae.options, **off))
         assert with_less.precision == "bf16" and "int8 is unavailable" in dict(with_less.unused())["int8"]
+    with pytest.raises(InputError, match=r"scales each row as it comes$"):
+        next(calibrate(vae, "a latent", None, torch.zeros(1, 16, 1, 2, 2), False, lambda: None))
     programs = vae.architecture.programs(vae.model.config)
     assert why_no_8_bit(programs, torch.bfloat16, "no Triton") == "no Triton"
     assert why_no_8_bit(programs, torch.bfloat16, not_fused(programs, torch.bfloat16)) is None
