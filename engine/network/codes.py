@@ -66,9 +66,11 @@ def follow(network: nn.Module) -> None:
     again, and puts other tensors with the same values in their place."""
     for layer in network.modules():
         if (codes := getattr(layer, "codes", None)) is not None:
-            layer.codes = Codes(codes.values, codes.scales, codes.group)  # copies of the network have the old one
+            mine = Codes(codes.values, codes.scales, codes.group)  # copies of the network have the old one
             if codes.stand_for(layer.weight):
-                layer.codes.attach(layer)
+                mine.attach(layer)
+            else:
+                layer.codes = mine
 
 
 @torch.no_grad()
