@@ -157,7 +157,8 @@ def test_a_latent_of_other_channels_is_seen_before_the_run(browser, host, shots,
     browser("key", keys="Escape")
 
 
-def test_a_file_that_only_our_loader_reads_is_named_before_the_run(browser, host, shots, request):
+def test_file_for_our_loader_is_named(browser, host, shots, request):
+    """A file that only our loader reads is named before the run."""
     quantised.write(host)
     host.get("/object_info/ZeroWasteVAELoader")  # lists the files
     opened(browser, host)

@@ -286,7 +286,8 @@ def test_nodes_leave_no_graphs_behind(host_places, pack_folder):
     assert "nothing kept" in inside(host_places, pack_folder, GRAPHS)
 
 
-def test_settings_of_an_unknown_vae_hold_during_its_calls_only(host_places, pack_folder):
+def test_settings_of_an_unknown_vae(host_places, pack_folder):
+    """They hold during its calls only."""
     assert "scoped" in inside(host_places, pack_folder, SCOPED)
 
 
@@ -299,11 +300,12 @@ def test_the_hosts_option_against_page_locking_holds_for_us(host_places, pack_fo
     assert "forbidden: --disable-pinned-memory" in inside(host_places, pack_folder, PINNED, "--disable-pinned-memory")
 
 
-def test_a_vae_stays_on_the_device_that_was_chosen_for_it(host_places, pack_folder):
+def test_chosen_device_is_kept(host_places, pack_folder):
+    """A VAE stays on the device that was chosen for it."""
     assert "where it was put" in inside(host_places, pack_folder, CHOSEN)
 
 
-def test_8_bit_that_options_chose_stays_where_it_is_asked_for(host_places, pack_folder):
+def test_8_bit_stays_where_it_was_chosen(host_places, pack_folder):
     """By an Optimize behind another one, whose options say nothing of it."""
     assert "still fp8" in inside(host_places, pack_folder, STACKED)
 

@@ -167,7 +167,8 @@ def gains() -> bool:
     return gains_by_half_sums(10 * major + minor)
 
 
-def test_stock_nodes_ours_and_every_target_give_the_same_frames(large):
+def test_same_frames_from_all_nodes(large):
+    """Stock nodes, ours and every target give the same frames."""
     expected = frames(large, decoding())
     assert expected["shape"] == [17, 368, 640, 3]
     assert expected["std"] > 0.08

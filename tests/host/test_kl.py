@@ -124,7 +124,7 @@ def test_encodes_agree_with_the_stock_vae(host):
     assert comfy.images(run, "save back").shape == (2, 45, 61, 3)
 
 
-def test_frames_of_a_video_are_pictures_as_they_are_to_encode(host):
+def test_frames_of_a_video_are_pictures(host):
     """The size fills no latents, and the decode comes back to it; past the video's end there are no pictures."""
     comfy, file, _ = host
     clip = torch.rand(2, 46, 62, 3, generator=torch.Generator().manual_seed(2))

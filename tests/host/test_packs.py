@@ -49,7 +49,7 @@ def test_a_vae_of_another_packs_loader_runs_on_the_engine(crowded):
     assert np.array_equal(crowded.images(run, "save kj"), crowded.images(run, "save stock"))
 
 
-def test_a_vae_type_of_its_own_is_refused_before_the_run(crowded):
+def test_foreign_vae_type_is_refused(crowded):
     """WanVideoWrapper's WANVAE fits no VAE socket: the host says so for our node as for its own."""
     needing(crowded, "ComfyUI-WanVideoWrapper")
     prompt = {

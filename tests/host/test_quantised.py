@@ -78,7 +78,7 @@ def test_the_stock_loaders_vae_runs_on_the_engine(comfy):
     assert shown == {"tiny.safetensors": False, NAME: False, PACKED: True}
 
 
-def test_a_host_that_forgets_the_file_is_told_of_our_loader(old_comfy):
+def test_forgotten_file_needs_our_loader(old_comfy):
     """By the panel's answer, before a run."""
     write(old_comfy)
     old_comfy.get("/object_info/ZeroWasteVAELoader")  # lists the files

@@ -106,7 +106,8 @@ def test_stage_text_is_sent_while_a_node_runs(comfy):
         assert lines[-1].startswith("decode: done in ")
 
 
-def test_frames_are_shown_while_a_decode_runs_if_previews_are_on(comfy):
+def test_previews_of_a_decode(comfy):
+    """Frames are shown while a decode runs if previews are on."""
     prompt = {
         "z": latent(comfy, 1, 16, 5, 16, 24),
         "vae": node("ZeroWasteVAELoader", vae_name="tiny.safetensors"),

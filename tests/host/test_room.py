@@ -74,5 +74,6 @@ def test_room_is_made_for_plans_that_park(host_places, pack_folder):
     assert "made room" in inside(host_places, pack_folder, ON_A_GPU + PARKED)
 
 
-def test_what_the_host_did_not_free_is_freed_before_a_run(host_places, pack_folder):
+def test_memory_is_freed_before_a_run(host_places, pack_folder):
+    """Memory that the host did not free is freed before a run."""
     assert "freed" in inside(host_places, pack_folder, ON_A_GPU + SHORT)

@@ -85,7 +85,7 @@ def test_demo_vae_saved_and_loaded_decodes_alike(comfy, kind, least):
     assert error == 0 or 20 * np.log10(255 / error**0.5) >= least
 
 
-def test_weights_are_those_of_the_file_whatever_the_vae_runs_in(comfy):
+def test_saved_weights_are_the_files(comfy):
     """bf16 would round fp16 weights; the groups of the norms, given to the Loader here, go into the new file."""
     source = load_file(comfy.base / "models" / "vae" / "tiny.safetensors")
     nameless = comfy.base / "models" / "vae" / "nameless.safetensors"

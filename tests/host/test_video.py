@@ -117,7 +117,8 @@ def test_the_sound_of_the_encoded_frames_goes_on(comfy):
         assert seconds is None or abs(found[0].shape[1] / found[1] - seconds) < 0.05  # in frames of its codec
 
 
-def test_errors_do_not_say_where_the_server_has_its_files(comfy):
+def test_errors_hide_folders(comfy):
+    """Errors do not say where the server has its files."""
     run = comfy.run({
         "vae": node("ZeroWasteVAELoader", vae_name="not_a_vae.safetensors"),
         "encode": node("ZeroWasteVAEEncode", pixels=["clip", 0], vae=["vae", 0]),

@@ -91,7 +91,7 @@ def test_a_suffix_in_the_name_is_not_doubled(comfy):
     assert (comfy.base / "output" / "twice_00001_.safetensors").is_file()
 
 
-def test_tiles_asked_of_the_hosts_own_code_are_its_own(comfy):
+def test_tiles_of_the_host(comfy):
     """A network the engine does not know, with tiles: the host's tiled decode, and no note that they were in vain."""
     run = comfy.run(
         {

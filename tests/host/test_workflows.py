@@ -109,7 +109,8 @@ def test_nodes_of_the_templates_name_their_packs_and_versions():
             assert node["properties"]["ver"] == (zerowaste_vae.__version__ if ours else "0.33.0")
 
 
-def test_the_target_of_the_long_video_is_kept_by_its_plan(comfy):
+def test_long_video_keeps_its_target(comfy):
+    """The plan of the long video keeps its target."""
     prompt = prompt_of("Long video within 1 GB", comfy)
     decode = the(prompt, "ZeroWasteVAEDecode")
     run = comfy.run(prompt)

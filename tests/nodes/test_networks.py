@@ -183,7 +183,8 @@ def test_it_is_the_network_otherwise_and_holds_no_vae():
 
 
 @pytest.mark.parametrize("name, option", [("decode_timestep", "timestep"), ("decode_noise_scale", "noise")])
-def test_what_nodes_set_on_a_network_is_an_option_of_decodes(name, option):
+def test_settings_on_a_network(name, option):
+    """What nodes set on a network is an option of decodes."""
     vae = Vae()
     direct = vae.first_stage_model
     assert not hasattr(direct, name)

@@ -169,7 +169,8 @@ def test_unread_files_are_planned_as_published(name, title):
     assert found["fits"]
 
 
-def test_published_files_of_other_sizes_are_planned_with_their_own():
+def test_published_files_of_other_sizes():
+    """They are planned with their own sizes."""
     assert network_of("qwen_image_vae.safetensors")[1].decoder_colours == 3
     for name in ("qwen_image_layered_vae.safetensors", "ming_image_vae_bf16.safetensors"):
         sizes = network_of(name)[1]
@@ -194,7 +195,8 @@ def test_there_is_no_plan_for_what_nobody_knows(name):
     }  # fmt: skip
 
 
-def test_a_vae_of_others_has_no_plan_whatever_its_name():
+def test_foreign_vae_has_no_plan():
+    """A VAE of another pack has no plan, whatever its name."""
     KNOWN.learn("wan_like.safetensors", None, None)
     found = answer(Question(model="wan_like.safetensors", width=64, height=64, frames=1), CPU)
     assert found == {"unknown": True, "host": True, "model": "wan_like.safetensors"}

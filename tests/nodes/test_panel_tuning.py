@@ -109,7 +109,8 @@ def test_what_cannot_begin_says_why():
         tuner(None).start("a", lambda: True, GPU)
 
 
-def test_a_vae_is_known_by_its_name_or_from_a_run(monkeypatch):
+def test_how_a_vae_is_known(monkeypatch):
+    """By its name, or from a run."""
     monkeypatch.undo()
     with pytest.raises(InputError, match=r"whatever\.bin is not known: run a workflow that loads it first"):
         panel.walk_of("whatever.bin", torch.device("cpu"))

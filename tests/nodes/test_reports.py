@@ -24,7 +24,7 @@ def test_options_are_named_by_their_labels():
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
-def test_why_a_family_is_not_fused_is_known_in_chinese(architecture):
+def test_reasons_of_families_in_chinese(architecture):
     """The panel says so beside the plan."""
     known = json.loads((ROOT / "locales" / "zh" / "main.json").read_text("utf-8"))["zerowaste"]["said"]
     programs, dtype = architecture.programs(architecture.published.config), PRECISIONS[architecture.native]

@@ -271,7 +271,7 @@ def test_another_triton_is_refused(tool, monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("usual", "hinted", "takes"), [(0, 0, False), (24, 0, True), (24, 8, True), (24, 24, False), (24, 40, False)]
 )
-def test_ptxas_may_take_all_registers_where_it_spills_without_need(tool, monkeypatch, usual, hinted, takes):
+def test_ptxas_may_take_all_registers(tool, monkeypatch, usual, hinted, takes):
     """To let more blocks run at once, it does. Other texts have no hint."""
     lower = sys.modules["lower_kernels"]
     spills = {True: hinted, False: usual}

@@ -54,7 +54,8 @@ def test_first_decodes_share_a_new_cache_of_the_drivers(tool, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("differs", [False, True])
-def test_times_alone_are_one_line_a_form_and_compare_what_they_time(tool, monkeypatch, capsys, differs):
+def test_times_alone(tool, monkeypatch, capsys, differs):
+    """Times alone are one line a form, and the frames that are timed are compared."""
     asked = answers(tool, monkeypatch, lambda ask: str(differs and ask["triton"]))
     assert tool.main(["--forms", "A,C", "--times"]) == differs
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

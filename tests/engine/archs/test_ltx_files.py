@@ -42,7 +42,8 @@ def test_encoders_are_of_their_description(seed_model, tmp_path, noise):
 
 @torch.no_grad()
 @pytest.mark.parametrize("shortcut", [True, False])
-def test_a_part_of_a_video_is_enough_for_a_latent(build, noise, shortcut):
+def test_part_of_a_video_for_a_latent(build, noise, shortcut):
+    """A part of a video is enough for a latent."""
     downs = tuple(Block(16, stride=STRIDES["all"], shortcut=shortcut) for _ in range(3))
     encoder = build(Config(downs, None, 16, 0, 4, encoder_border="zero", decoder_border="zero")).encoder
     a, b = encoder.program.window(8, 9, 9)

@@ -31,7 +31,8 @@ def vae(request):
     return made
 
 
-def test_every_band_and_group_of_frames_has_the_same_bits(vae, noise, monkeypatch):
+def test_bands_and_groups_have_the_same_bits(vae, noise, monkeypatch):
+    """Every band and group of frames has the same bits."""
     z = noise(1, 4, 7, 37, 21)
     assert vae.fused() is not None
     frames, plain = vae.decode(z), vae.planner.plan

@@ -236,7 +236,8 @@ def test_shared_hostile_files(shared, tmp_path):
     assert got == {name: "accept" if name in accept else "reject" for name in module.cases}
 
 
-def test_a_missing_gguf_package_is_one_line_with_the_command(monkeypatch):
+def test_missing_gguf_package(monkeypatch):
+    """It is one line with the command that installs it."""
     gguf_types.types.cache_clear()
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(InputError) as said:

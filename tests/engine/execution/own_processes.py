@@ -65,7 +65,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 PROCESSES = {
     "test_without_a_compiler_torch_runs": without_a_compiler,
     "test_under_cuda_malloc_async": under_cuda_malloc_async,
-    "test_long_clips_need_no_more_host_memory_than_their_frames": long_clips,
+    "test_host_memory_of_long_clips": long_clips,
     **{f"test_emulation[{kind}]": functools.partial(emulated, kind)
        for kind in ("fp8", "int8")},
 }

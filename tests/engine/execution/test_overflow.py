@@ -40,7 +40,8 @@ def poison(monkeypatch, dtypes, chunk, fused):
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_from_a_bad_chunk_on_it_goes_on_in_bf16(make_vae, noise, monkeypatch, fused, chunk):
+def test_bf16_after_a_bad_chunk(make_vae, noise, monkeypatch, fused, chunk):
+    """From a bad chunk on the clip goes on in bf16."""
     vae, z = make_vae("fp16", fused), noise(*SIZE)
     good = vae.decode(z, chunk=1)
     safer = vae._safer("").decode(z, chunk=1)

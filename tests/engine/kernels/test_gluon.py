@@ -48,7 +48,7 @@ def test_all_consumer_cards_run_the_same_kernels():
     assert len(keys) == 1
 
 
-def test_a_pair_of_tiles_reads_nothing_ahead_beside_fp16_sums():
+def test_pair_of_tiles_reads_nothing_ahead():
     """Its sums of them are in fp32, which leaves no registers for the next turn's operands."""
     one, pair = (dispatch.Schedule(128, 64, 64, 4, 2, tail=tail) for tail in (0, 32))
     ahead = [dispatch._loop(s, 54, HALF, sums)["AHEAD"] for s in (one, pair) for sums in ("f16", "f32")]
@@ -56,7 +56,8 @@ def test_a_pair_of_tiles_reads_nothing_ahead_beside_fp16_sums():
 
 
 @pytest.mark.parametrize("channels, stages, depth", [(128, 4, 32), (512, 4, 32), (96, 3, 32), (96, 2, 64)])
-def test_fp16_sums_are_promoted_in_time_and_leave_few_steps_over(channels, stages, depth):
+def test_promotion_of_fp16_sums(channels, stages, depth):
+    """fp16 sums are promoted in time, and few steps are left over."""
     schedule = dispatch.Schedule(128, 64, depth, 4, stages)
     steps = 27 * -(-channels // depth)
     turns = dispatch._loop(schedule, steps, HALF, "f16")["TURNS"]
@@ -66,7 +67,7 @@ def test_fp16_sums_are_promoted_in_time_and_leave_few_steps_over(channels, stage
     assert all(dispatch._loop(schedule, steps, *other)["TURNS"] == 1 for other in ((FP8, "f16"), (HALF, "f32")))
 
 
-def test_what_it_copies_is_aligned_whatever_the_strides_of_its_results():
+def test_copies_are_aligned():
     """It copies operands 16 bytes at a time, which the compiler has to know."""
     one = call(capabilities("card", 89, (3, 6)), channels=24 * 16)
     for unit in (1, 16):

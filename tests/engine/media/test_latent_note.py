@@ -232,7 +232,8 @@ def test_files_without_a_note_get_one_line(run, noise):
         assert code == 2 and "4 channels, not 16" in err
 
 
-def test_calibrate_says_which_vae_and_takes_no_other_vaes_latent(run):
+def test_calibrate_checks_the_latents_vae(run):
+    """calibrate names the VAE and takes no other VAE's latent."""
     assert run("encode", "clip", "l.safetensors", "--vae", "wan")[0] == 0
     code, _, warned = run("calibrate", "--clip", "clip", "--ranges-only", "--quiet")
     assert code == 0 and "no VAE file: the small demo VAE" in warned[0]

@@ -61,7 +61,8 @@ def machine(monkeypatch):
     targets._ways.cache_clear()
 
 
-def test_a_set_that_has_all_of_a_half_runs_it(machine):
+def test_complete_set_runs(machine):
+    """A set that has all kernels of a component runs it."""
     choices = machine(86)
     assert choices.of("decoder").way == "A" and choices.lacks("decoder") is None and machine.launched == ["A"]
     assert choices.of("decoder") is choices.of("decoder") and choices.of("decoder").words == "prebuilt kernels, set A"

@@ -172,7 +172,7 @@ def test_attention_takes_no_more_than_is_stated(noise, height, width):
     assert allocated <= plan.peak_bytes
 
 
-def test_long_clips_need_no_more_host_memory_than_their_frames(own_process):
+def test_host_memory_of_long_clips(own_process):
     """317 frames of 720p: the output and less than 2 GB besides; 77 with histories parked: what the plan says more,
     unless it is there already. A second copy in float32 would be 3.5 GB."""
     done = own_process()

@@ -84,7 +84,8 @@ def test_a_launch_hands_on_what_it_was_given():
 
 
 @pytest.mark.parametrize("code", [201, 400, 709])
-def test_a_thread_without_the_context_gets_it_for_the_launch(code):
+def test_thread_gets_the_context(code):
+    """A thread without the context gets it for the launch."""
     answers = iter([code, 0])
     library = Library(cuLaunchKernel=lambda *_: next(answers))
     Driver(library).launch(0, 7, (1,), 32, 0, 0, (ctypes.c_void_p * 1)())
@@ -104,7 +105,8 @@ def test_a_failed_launch_says_so_in_the_drivers_words():
     (222, b"", "the driver refuses kernel: too new (CUDA error 222)"),
     (999, b"", "the driver refuses kernel: unknown error (CUDA error 999)"),
 ])  # fmt: skip
-def test_a_refused_text_is_one_line_with_the_compilers_log(code, log, words):
+def test_refused_text_is_one_line(code, log, words):
+    """It has the compiler's log."""
     library = Library(cuModuleLoadDataEx=refuse(code, log))
     with pytest.raises(PrebuiltError) as caught:
         Driver(library).load(0, b"text", "kernel", 0)
@@ -125,7 +127,8 @@ def test_a_driver_that_does_not_start_says_so():
         Driver(Library(cuInit=lambda *_: 100))
 
 
-def test_a_tensor_map_counts_from_the_last_dimension_in_bytes():
+def test_strides_of_a_tensor_map():
+    """A tensor map counts from the last dimension, in bytes."""
     library = Library()
     Driver(library).tensor_map(1 << 20, 1 << 30, 6, 2, (300, 64), (128, 1), (32, 16), 3)
     (call,) = library.cuTensorMapEncodeTiled.calls

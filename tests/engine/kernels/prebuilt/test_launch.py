@@ -112,7 +112,8 @@ def test_other_types_and_constants_are_other_kernels(fake, tensors):
     assert fake.launched[3][6][2] == 1 << 40
 
 
-def test_the_same_kernel_for_two_devices_is_loaded_on_both(fake, tensors, monkeypatch):
+def test_kernel_is_loaded_on_each_device(fake, tensors, monkeypatch):
+    """The same kernel for two devices is loaded on both."""
     kernel = Prebuilt(KERNEL, "C")
     kernel[(1,)](*tensors, 1, **FIXED)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0)

@@ -31,7 +31,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_kernels_come_from_the_form_and_from_the_one_it_shares(folder):
+def test_kernels_of_shared_forms(folder):
+    """Kernels come from the form and from the one that it shares."""
     found = Library(folder)
     assert found.kernel("A", SECOND).ptx == b"second"
     both = found.kernels("B", [FIRST, EIGHT])
@@ -44,7 +45,7 @@ def test_kernels_come_from_the_form_and_from_the_one_it_shares(folder):
         found.kernel("A", EIGHT)
 
 
-def test_what_a_form_was_made_for_is_known_with_its_texts(folder):
+def test_form_knows_its_models(folder):
     """Kernels are numbered by the sets of a form and their digests: B's own first, then A's."""
     path = folder / "index.json"
     index = json.loads(path.read_text())

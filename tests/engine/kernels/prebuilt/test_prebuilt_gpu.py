@@ -82,7 +82,8 @@ def test_every_plan_has_the_same_bits(form, precision, z):
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("form", FORMS)
-def test_its_bits_are_those_of_tritons_code_of_that_generation(form, z):
+def test_bits_equal_tritons(form, z):
+    """Its bits are those of Triton's code of that generation."""
     import triton
 
     if triton.__version__ != library().triton:
@@ -107,7 +108,8 @@ def test_streams_and_threads_do_not_move_a_bit(form, z):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_threads_without_a_context_or_with_anothers_launch_all_the_same(form):
+def test_launch_from_any_thread(form):
+    """Threads without a context, or with another one, launch as well."""
     driver = ctypes.CDLL("libcuda.so.1")
     here = next(one for one in ways(DEVICE, form) if one.set == form)
     x, out = torch.arange(128, dtype=torch.float32, device=DEVICE), torch.zeros(3, 128, device=DEVICE)

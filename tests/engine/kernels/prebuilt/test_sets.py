@@ -123,7 +123,7 @@ def test_ptxas_takes_a_sample_for_every_card(tmp_path):
     assert len(spilled) < len(found) // 4 and max((one[2] for one in spilled), default=0) <= 128
 
 
-def test_code_that_is_older_than_the_kernels_is_warned_of():
+def test_older_code_is_warned_of():
     """Not a failure: sets are rebuilt last. Other versions of Triton lower to other code, and are not asked."""
     triton = pytest.importorskip("triton")
     index = json.loads((FOLDER / "index.json").read_bytes())
