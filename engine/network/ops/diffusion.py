@@ -164,7 +164,7 @@ class NeighbourDecoder(Step):
             yield x.new_empty(1, COLOURS, 0, rows, columns)
 
     def _way(self, part: Part, state: State) -> Passes:
-        """Return all stations, for as many passes as the state says."""
+        """Return all stations, in as many passes as the state asks for."""
         begins = 0 if state.place is None else state.place.origin
         features, blocks = list(self._features(part, begins)), self.sampling.steps * self.layers
         pictures = list(self._pictures(part, state, self.time[0] * begins))
@@ -179,7 +179,7 @@ class NeighbourDecoder(Step):
         return Passes(features, [functools.partial(row, *edge) for edge in pairwise(edges)], state.check)
 
     def _features(self, part: Part, begins: int) -> Iterator[Station]:
-        """Yield the stations from latents, from this one of the clip on, to the last stage's tokens."""
+        """Yield the stations that turn latents into the last stage's tokens. begins: the clip's latent that comes first."""
         rate, last = 1, len(self.stages) - 1
         for i, stage in enumerate(self.stages):
             yield Grouped()
@@ -189,13 +189,13 @@ class NeighbourDecoder(Step):
             rate *= stage.stride[0]
 
     def _up(self, part: Part) -> Iterator[Station]:
-        """Yield the stations from there to the features of patches."""
+        """Yield the stations that turn the last stage's tokens into features of patches."""
         last = len(self.stages) - 1
         yield Up(part(f"upsamples.{last}.proj"), self.stages[last].stride)
         yield Grouped()
 
     def _pictures(self, part: Part, state: State, begins: int = 0) -> Iterator[Station]:
-        """Yield the stations from features to pixels, from this frame of the clip on."""
+        """Yield the stations that turn features into pixels. begins: the clip's frame that comes first."""
         blocks = [part(f"{self.name}.{i}") for i in range(self.layers)]
         for step in range(self.sampling.steps):
             vectors = self._vectors(part, step)
@@ -311,7 +311,7 @@ class NeighbourDecoder(Step):
 
 
 def _begins(stations: Sequence[Station], size: int) -> list[int]:
-    """Return where a pass begins that is not the first, if each has `size` blocks."""
+    """Return the stations with which passes after the first begin, if each pass has `size` blocks."""
     begins, count = [], 0
     for i, station in enumerate(stations):
         if count == size and isinstance(station, (Attend, Enter)):

@@ -63,7 +63,7 @@ class Frames:
 
 
 class Station(Protocol):
-    """One step of the way of a clip's frames."""
+    """One step through which a clip's frames pass."""
 
     def push(self, frames: Frames) -> Iterator[Frames]:
         """Take the clip's next frames and yield those that go on."""
@@ -93,8 +93,10 @@ class Grouped:
 
 
 class Dropped:
-    """Hold back the groups that hold the last `count` frames, and drop these at the clip's end. Of a group with other
-    frames none is dropped, so that products of groups keep their sizes: the group tells how many are `spare`."""
+    """Drop the last `count` frames of a clip, for which it holds back the groups that may contain them.
+
+    A group that also has other frames stays whole, so that products of groups keep their sizes; `spare` of the group
+    says how many of its frames to leave out."""
 
     def __init__(self, count: int) -> None:
         self._count, self._held, self._waiting = count, 0, deque[Frames]()
@@ -146,13 +148,13 @@ def waiting(kernel: Kernel) -> int:
 
 
 def begins_with(kernel: Kernel) -> int:
-    """Return the frames more than those that wait in the block which the first frames of a clip have reached, with the
-    group that is on its way."""
+    """Return how many more frames than `waiting` are in a block when a clip's first frames reach it, with the group on
+    its way."""
     return in_groups(kernel[0]) - waiting(kernel) + GROUP
 
 
 def at_work(rows: int) -> int:
-    """Return the rows of memory that a block takes for a group of `rows`: queries or normalised ones, results, and
+    """Return the rows of memory that a block needs for a group of `rows`: queries or normalised rows, results, and
     products of the gate."""
     return 3 * rows + 12 * min(rows, ROWS)
 
