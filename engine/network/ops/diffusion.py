@@ -179,7 +179,7 @@ class NeighbourDecoder(Step):
         return Passes(features, [functools.partial(row, *edge) for edge in pairwise(edges)], state.check)
 
     def _features(self, part: Part, begins: int) -> Iterator[Station]:
-        """Yield the stations that turn latents into the last stage's tokens. begins: the clip's latent that comes first."""
+        """Yield the stations that turn latents into the last stage's tokens. begins: the first latent."""
         rate, last = 1, len(self.stages) - 1
         for i, stage in enumerate(self.stages):
             yield Grouped()
@@ -195,7 +195,7 @@ class NeighbourDecoder(Step):
         yield Grouped()
 
     def _pictures(self, part: Part, state: State, begins: int = 0) -> Iterator[Station]:
-        """Yield the stations that turn features into pixels. begins: the clip's frame that comes first."""
+        """Yield the stations that turn features into pixels. begins: the first frame."""
         blocks = [part(f"{self.name}.{i}") for i in range(self.layers)]
         for step in range(self.sampling.steps):
             vectors = self._vectors(part, step)
