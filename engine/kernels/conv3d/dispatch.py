@@ -106,6 +106,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")
     # Block-scaled products and Triton's interpreter are of its own language alone.
     mma = here.mma_sync and sums["ACC"] != "mx" and not (interpreted() and x.is_cpu)
+    slices = _slices(s, weight, geometry, epilogue) if mma else s.slices
     linear = (mma or here.tma) and geometry.stride == (1, 1, 1)
     pitch = x.shape[2] if linear else w
     # Without sums tiles need not align with bands, and one block for the plane wastes least.
@@ -113,7 +114,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     full, rest = divmod(h, block)
     block_tiles = -(-block * pitch // s.positions)
     frame_tiles = full * block_tiles + -(-rest * pitch // s.positions)
-    span = stat_span(k, epilogue.groups, min(s.columns // s.slices, s.tail or s.columns)) if epilogue.groups else 0
+    span = stat_span(k, epilogue.groups, min(s.columns // slices, s.tail or s.columns)) if epilogue.groups else 0
     partials = None
     if span:
         shape = (out.shape[0], frame_tiles * py * px, k // span, 2)
@@ -145,10 +146,21 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         C=weight.channels, RUN=run, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=taps,
         ST=geometry.stride[0], SH=geometry.stride[1], SW=geometry.stride[2], PT=pt, PY=py, PX=px,
         SHIFTED=weight.shifted, FOLDED=weight.folded, **told.constants,
-        **form, SLICES=s.slices, GROUP=s.group, BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth,
+        **form, SLICES=slices, GROUP=s.group, BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth,
         num_warps=s.warps,
     )  # fmt: skip
     return partials
+
+
+def _slices(s: Schedule, weight: Weight, geometry: Geometry, epilogue: Epilogue) -> int:
+    """Return the slices of `mma_kernel`'s epilogue: quarters where halves would spill. That is beside the rows of a
+    tall tile with strides, beside a residual that is not as wide as the input, and of int8 in four warps where there
+    is a residual and sums."""
+    residual, eight = epilogue.residual is not None, weight.data.dtype.itemsize == 1
+    strided = geometry.stride != (1, 1, 1) and s.positions > 128
+    shortcut = residual and weight.channels != weight.out_channels and weight.phases == (1, 1, 1) and not eight
+    all_of_it = residual and epilogue.groups > 0 and weight.data.dtype == torch.int8 and s.warps == 4
+    return 4 if s.columns >= 128 and (strided or shortcut or all_of_it) else s.slices
 
 
 #: The most fp16 products that are summed in fp16 before the sum is added to others.
@@ -160,10 +172,14 @@ def _loop(s: Schedule, steps: int, dtype: torch.dtype, accumulate: str) -> dict[
 
     TURNS: how many rounds of the buffers make one turn of its loop, at whose end fp16 sums of fp16 products are added
     to others: as many as leave the fewest steps over. AHEAD: 2 where a turn ends with the next one's operands in
-    registers. Those of 8 bit would be unpacked there, and beside fp16 sums of a pair of tiles, which go into fp32, they
-    do not fit.
+    registers. Those of 8 bit would be unpacked there; they do not fit beside fp16 sums of a pair of tiles, which go
+    into fp32, nor in four warps where a step is one slice. STAGES: fewer where each step adds fp16 sums of a pair.
     """
-    most = max(_FP16_DEPTH // (s.depth * s.stages), 1) if accumulate == "f16" and dtype == torch.float16 else 1
-    turns = min(range(most, 0, -1), key=lambda n: -(-steps // (s.stages * n)) * n)
-    ahead = 2 if dtype.itemsize == 2 and (accumulate == "f32" or not s.tail) else 1
-    return {"ACC": accumulate, "STAGES": s.stages, "TURNS": turns, "AHEAD": ahead}
+    stages = s.stages
+    if accumulate == "f16" and dtype.itemsize == 1 and s.tail:
+        stages = min(stages, 2 if s.tail > 32 else 3)
+    most = max(_FP16_DEPTH // (s.depth * stages), 1) if accumulate == "f16" and dtype == torch.float16 else 1
+    turns = min(range(most, 0, -1), key=lambda n: -(-steps // (stages * n)) * n)
+    one_slice = s.depth * dtype.itemsize == 32 and s.warps == 4
+    ahead = 2 if dtype.itemsize == 2 and not one_slice and (accumulate == "f32" or not s.tail) else 1
+    return {"ACC": accumulate, "STAGES": stages, "TURNS": turns, "AHEAD": ahead}

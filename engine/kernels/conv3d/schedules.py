@@ -37,8 +37,8 @@ class Schedule:
 
 class Layer(NamedTuple):
     """The key of a schedule: the operands' type ("fp8", "int8") or width ("16 bit", "8 bit"); the kind of layer
-    ("": any without phases; "pair": any whose outputs only two tiles fill); its outputs (0: any); True if it serves
-    layers that make a norm's sums."""
+    ("": any without phases; "pair": any whose outputs only two tiles fill, "wide pair": where one is of 128 channels);
+    its outputs (0: any); True if it serves layers that make a norm's sums."""
 
     operands: str
     kind: str
@@ -63,6 +63,8 @@ _MMA: dict[Layer, Schedule] = {
     Layer(_HALF, "small plane"): Schedule(positions=128, columns=128, depth=32, warps=4, stages=3),
     # A pair gets one more stage than it says here. 96: 0.58, 0.84
     Layer(_HALF, "pair"): Schedule(positions=128, columns=128, depth=32, warps=4, stages=2),
+    # Four warps would spill.
+    Layer(_HALF, "wide pair"): Schedule(positions=128, columns=128, depth=32, warps=8, stages=3),
     # 1.69, 2.37
     Layer(_HALF, "", 160): Schedule(positions=128, columns=128, depth=32, warps=8, stages=4, tail=32),
     # 2.26, 2.64: four warps would spill.
@@ -79,6 +81,7 @@ _MMA: dict[Layer, Schedule] = {
     Layer(_BYTE, "wide"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
     Layer(_BYTE, "small plane"): Schedule(positions=64, columns=128, depth=64, warps=4, stages=3),
     Layer(_BYTE, "pair"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
+    Layer(_BYTE, "wide pair"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3),
     Layer(_BYTE, "time phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
     Layer(_BYTE, "space phases"): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, group=16),
     Layer("fp8", "", 160): Schedule(positions=128, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
@@ -87,7 +90,9 @@ _MMA: dict[Layer, Schedule] = {
     Layer("int8", "narrow"): Schedule(positions=256, columns=128, depth=128, warps=8, stages=2),
     # 256: 1.75, 2.13; 512: 3.42, 4.18
     Layer("int8", "wide"): Schedule(positions=128, columns=256, depth=128, warps=8, stages=2, group=16),
-    # 512: 0.029, 0.032; 384: 0.063, 0.066
+    # With larger slices of the epilogue it spills.
+    Layer("int8", "wide", 768): Schedule(positions=128, columns=256, depth=128, warps=8, stages=2, slices=4, group=16),
+    # With an epilogue in halves 512: 0.029, 0.032; 384: 0.063, 0.066
     Layer("int8", "small plane"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=3),
     # 96: 0.78, 0.95
     Layer("int8", "pair"): Schedule(positions=128, columns=128, depth=64, warps=4, stages=2),
@@ -95,7 +100,7 @@ _MMA: dict[Layer, Schedule] = {
     Layer("int8", "", 160): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
     Layer("int8", "", 192): Schedule(positions=128, columns=64, depth=64, warps=4, stages=3, group=16),
     Layer("int8", "", 320): Schedule(positions=256, columns=128, depth=64, warps=8, stages=3, slices=4, tail=32),
-    Layer("int8", "", 384): Schedule(positions=256, columns=128, depth=128, warps=8, stages=2, group=16),
+    Layer("int8", "", 384): Schedule(positions=256, columns=128, depth=128, warps=8, stages=2, slices=4, group=16),
     # 512: 2.26, 2.61
     Layer("int8", "time phases"): Schedule(positions=128, columns=256, depth=128, warps=8, stages=2, group=64),
     # 256: 1.72, 2.06
@@ -275,12 +280,14 @@ def _pick(table: Mapping[Layer, Schedule], dtype: torch.dtype, channels: int, ou
         own = kind
     else:
         own = ""
-    rows = [(own, out_channels, True), *([] if sums else [(kind, 0, False)]), (kind, 0, True)]
+    rows = [(own, out_channels, True), (kind, out_channels, True), *([] if sums else [(kind, 0, False)]),
+            (kind, 0, True)]  # fmt: skip
     layers = [Layer(operands, *place) for place in rows for operands in (word, size)]
     chosen = next(table[layer] for layer in layers if layer in table)
     made = fit(chosen, channels, out_channels, row)
     if made.tail and not chosen.tail:
-        pairs = [table[layer] for layer in (Layer(word, "pair"), Layer(size, "pair")) if layer in table]
+        two = "wide pair" if made.columns > 64 else "pair"
+        pairs = [table[layer] for layer in (Layer(word, two), Layer(size, two)) if layer in table]
         if pairs:
             made = fit(replace(pairs[0], group=chosen.group), channels, out_channels, row)
     return made

@@ -11,15 +11,17 @@ from zerowaste_vae.engine.kernels.targets import FP8, capabilities, prebuilt
 HALF, INT8 = torch.float16, torch.int8
 
 
-def call(here, dtype=HALF, channels=128, stride=1, width=33, fast=False):
-    """The launch of a 3x3x3 convolution of as many outputs as inputs."""
-    meta = {"device": "meta"}
-    scale = torch.empty(channels, **meta) if dtype.itemsize == 1 else None
-    weight = Weight(torch.empty(channels, 27 * channels, dtype=dtype, **meta), channels, channels, (3, 3, 3), scale)
+def call(here, dtype=HALF, channels=128, stride=1, width=33, outputs=None, **epilogue):
+    """The launch of a 3x3x3 convolution. outputs: as many as inputs, if they are not named."""
+    meta, outputs = {"device": "meta"}, outputs or channels
+    scale = torch.empty(outputs, **meta) if dtype.itemsize == 1 else None
+    weight = Weight(torch.empty(outputs, 27 * channels, dtype=dtype, **meta), channels, outputs, (3, 3, 3), scale)
     x = torch.empty(4, 9 * stride + 2, width * stride + 2, channels, dtype=dtype, **meta)
-    out = torch.empty(2, 9, width, channels, dtype=HALF, **meta)
+    out = torch.empty(2, 9, width, outputs, dtype=HALF, **meta)
+    if epilogue.pop("residual", False):
+        epilogue["residual"] = torch.empty_like(out)
     with recording(here) as calls:
-        dispatch.launch(x, weight, out, Geometry((1, stride, stride)), Epilogue(half_accumulate=fast), 0, 2, here)
+        dispatch.launch(x, weight, out, Geometry((1, stride, stride)), Epilogue(**epilogue), 0, 2, here)
     return calls[0]
 
 
@@ -78,3 +80,54 @@ def test_copies_are_aligned():
 def test_rows_are_counted_through_with_stride_1_alone():
     here = capabilities("card", 89, (3, 6))
     assert call(here).constants["LINEAR"] and not call(here, stride=2).constants["LINEAR"]
+
+
+CARD = capabilities("card", 86, (3, 6))
+
+
+@pytest.mark.parametrize(
+    ("asked", "slices"),
+    [
+        (dict(), 2),
+        (dict(stride=2), 4),
+        (dict(stride=2, dtype=INT8), 4),
+        (dict(stride=2, channels=512), 2),  # tiles are not tall
+        (dict(stride=2, channels=64), 2),
+        (dict(residual=True), 2),
+        (dict(residual=True, groups=32), 2),
+        (dict(residual=True, channels=1024, outputs=128), 4),
+        (dict(residual=True, channels=32, outputs=1024), 4),
+        (dict(residual=True, channels=1024, outputs=64), 2),
+        (dict(residual=True, groups=32, channels=256, dtype=INT8), 4),
+        (dict(residual=True, channels=256, dtype=INT8), 2),
+        (dict(groups=32, channels=256, dtype=INT8), 2),
+        (dict(residual=True, groups=32, dtype=INT8), 2),  # eight warps
+    ],
+    ids=str,
+)
+def test_the_epilogue_is_in_quarters_only_where_halves_would_spill(asked, slices):
+    """As `tools/build_kernels.py --check` finds. In another form it stays as the schedule has it."""
+    made = call(CARD, **asked).constants
+    assert made["SLICES"] == slices
+    assert call(capabilities("card", 90, (3, 99)), **asked).constants["SLICES"] == 2
+
+
+def test_a_step_of_one_slice_reads_nothing_ahead_in_four_warps():
+    four, eight = call(CARD, channels=16, outputs=512).constants, call(CARD, channels=16, outputs=128).constants
+    assert (four["BK"], four["num_warps"], four["AHEAD"]) == (16, 4, 1)
+    assert (eight["BK"], eight["num_warps"], eight["AHEAD"]) == (16, 8, 2)
+
+
+def test_fp16_sums_of_fp8_in_pairs_of_tiles_have_fewer_buffers():
+    """Each step adds them to sums in fp32, and every buffer makes the code of a turn longer."""
+    found = [dispatch._loop(dispatch.Schedule(128, 128, 64, 8, 4, tail=tail), 27, FP8, sums)["STAGES"]
+             for sums in ("f16", "f32") for tail in (0, 16, 32, 64)]  # fmt: skip
+    assert found == [4, 3, 3, 2, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, INT8])
+@pytest.mark.parametrize("outputs, tail", [(144, 16), (288, 16), (576, 64), (96, 32), (48, 16)])
+def test_pairs_of_tiles_with_one_of_128_channels_run_in_eight_warps(dtype, outputs, tail):
+    """In four they spill up to 1.6 KB a thread."""
+    made = call(CARD, dtype, 576, outputs=outputs).constants
+    assert (made["TAIL"], made["num_warps"]) == (tail, 8 if outputs > 96 else 4)

@@ -39,6 +39,10 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     sums = accumulation(x, epilogue, here)
     s = schedule or chosen(x.device, here.way, weight, sums["ACC"], (rows, w), geometry, epilogue.groups)
     s = s or pick(here, x.dtype, c, k, (rows, w), epilogue.groups > 0)
+    # In four warps sums in fp16 beside those of them, and residuals that are not as wide as the input, spill.
+    shortcut = epilogue.residual is not None and c != k
+    if here.mma_sync and s.warps == 4 and s.columns >= 128 and (sums["ACC"] == "f16" or shortcut):
+        s = replace(s, warps=8)
     if not x.is_meta and out.data_ptr() == x.data_ptr():
         raise ValueError("conv3d in Winograd form cannot overwrite its input")
     # Without sums tiles need not align with bands, and one block for the plane wastes least.
