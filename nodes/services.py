@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 import comfy.model_management as mm
-import comfy.sd
+import comfy.sd as sd
 import comfy.utils
 import torch
 from comfy.cli_args import LatentPreviewMethod, args
@@ -64,7 +64,7 @@ def offload_device() -> torch.device:
 
 def forgets_files() -> bool:
     """Return True if VAEs of this host do not know the file they were read from."""
-    return not hasattr(comfy.sd, "load_vae_patcher")
+    return not hasattr(sd, "load_vae_patcher")
 
 
 @functools.cache
