@@ -13,7 +13,6 @@ from zerowaste_vae.engine.kernels.conv3d import (
     Geometry,
     Partials,
     Pixels,
-    Weight,
     buffer_shape,
     conv3d,
     dispatch,
@@ -23,7 +22,6 @@ from zerowaste_vae.engine.kernels.conv3d import (
     schedules,
 )
 from zerowaste_vae.engine.kernels.conv3d.winograd.schedules import SCHEDULES
-from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, norm_act
 from zerowaste_vae.engine.kernels.targets import FP8, capabilities
 
@@ -398,22 +396,3 @@ def test_wrong_planes_are_named(change, word):
 def test_only_three_columns_have_this_form():
     with pytest.raises(ValueError, match="takes 3"):
         pack_planes(torch.randn(8, 8, 1, 1, 1), HALF)
-
-
-def test_tiles_of_four_warps_have_eight_where_they_would_spill():
-    """On RTX 50, beside sums in fp16 and beside a residual that is not as wide as the input; not with wgmma."""
-
-    def warps(sm, channels=1024, fast=False, residual=False):
-        meta, k = {"device": "meta"}, 128
-        weight = Weight(torch.empty(4 * k, 9 * channels, dtype=HALF, **meta), channels, k, (3, 3, 3), winograd=True)
-        out = torch.empty(1, 200, 200, k, dtype=HALF, **meta)
-        x = torch.empty(3, *buffer_shape(200, 200, channels), dtype=HALF, **meta)
-        epilogue = Epilogue(residual=torch.empty_like(out) if residual else None, half_accumulate=fast)
-        with recording(capabilities("card", sm, (3, 6))) as calls:
-            conv3d(x, weight, out, epilogue=epilogue)
-        return calls[0].constants["num_warps"]
-
-    assert [warps(120), warps(120, fast=True), warps(120, residual=True)] == [4, 8, 8]
-    assert warps(120, channels=128, residual=True) == 4
-    assert {warps(sm, fast=True, residual=True) for sm in (80, 89, 90)} == {8}
-    assert warps(90) == SCHEDULES[90]["16 bit", "plane"].warps
