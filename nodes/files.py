@@ -147,8 +147,7 @@ def _quantised(header: Checkpoint, architecture: Architecture, config: object) -
         codes = any(t.dtype == torch.int8 for t in header.tensors.values())
         return codes and architecture.own is not None, False
     values = {key: t.numel() for key, t in meta_model(architecture, config).state_dict().items()}
-    packed = any(values.get(key, t.numel()) != t.numel() for key, t in header.tensors.items())
-    return False, packed or KNOWN.forgetful
+    return False, KNOWN.forgetful or any(values.get(key, t.numel()) != t.numel() for key, t in header.tensors.items())
 
 
 def without_suffix(prefix: str) -> str:
