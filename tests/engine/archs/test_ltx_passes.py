@@ -92,9 +92,9 @@ def test_memory_is_free_again(noise, monkeypatch):
     vae, _ = small()
     made, holding, init, settle = [], [], neighbours.Attend.__init__, passes.Waiting.settle
 
-    def noted(self, *given):
+    def noted(self, *given, **named):
         made.append(self)
-        init(self, *given)
+        init(self, *given, **named)
 
     def settled(self):
         holding.append([b for b in made if b._keys is not None or b._waiting])

@@ -182,4 +182,4 @@ def test_a_part_computes_no_more_than_the_whole(parts, monkeypatch, start, chunk
     assert all(part_of_it.read[key] <= count for key, count in all_of_it.read.items())
     if fused and chunk < 12 and start == 40:
         assert sum(part_of_it.read.values()) < sum(all_of_it.read.values())
-    assert f"{vae.last_report.lead} latents in front" in vae.last_report.text() and vae.last_report.lead > 0
+    assert f"{vae.last_report.lead} latents before" in vae.last_report.text() and vae.last_report.lead > 0
