@@ -14,7 +14,7 @@ from zerowaste_vae.engine.errors import InputError
 from zerowaste_vae.engine.network.ops.ends import Moments
 from zerowaste_vae.engine.network.ops.norm import Group
 
-from .originals import close
+from .originals import close, rest_is_cut_off
 
 ARCHITECTURE = hunyuan_image.ARCHITECTURE
 
@@ -47,18 +47,11 @@ def test_encodes_are_the_originals(golden, name):
     close(moments[:, :, 0], tensors[f"{name}.moments"])
     close(vae.model.sample(moments)[:, :, 0], tensors[f"{name}.latent_out"])
 
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("more", [(-1, -1), (1, 3), (2, 4)])
 def test_sides_that_fill_no_latent(golden, monkeypatch, fused, more):
-    """The rest is cut off, as of every family."""
-    vae, s = golden[0], golden[0].spatial
-    if fused:
-        monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
-        vae = vae.with_options(vae.options)
-        assert vae.plan_encode(1, 2, 3, tuple(n % s for n in more)).fused
-    video = torch.rand(1, 1, 2 * s + more[0], 3 * s + more[1], 3, generator=torch.Generator().manual_seed(0))
-    whole = video[:, :, : video.shape[2] // s * s, : video.shape[3] // s * s]
-    assert torch.equal(vae.encode(video), vae.encode(whole))
+    rest_is_cut_off(golden[0], monkeypatch, fused, more)
 
 
 def test_means_of_several_channels(shared):

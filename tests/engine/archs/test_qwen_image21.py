@@ -24,7 +24,7 @@ from zerowaste_vae.engine.precision.modes import Mode
 from zerowaste_vae.engine.runtime.parking import Parking
 from zerowaste_vae.nodes.frames import Layout
 
-from .originals import close
+from .originals import close, rest_is_cut_off
 from .small import small
 
 ARCHITECTURE = qwen_image21.ARCHITECTURE
@@ -58,18 +58,11 @@ def test_encodes_are_the_originals(golden, name):
     moments = vae.encode_raw(tensors[f"{name}.pixels"][:, :, None])
     close(vae.model.sample(moments)[:, :, 0], tensors[f"{name}.latent_out"])
 
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("more", [(-1, -1), (1, 3), (2, 4)])
 def test_sides_that_fill_no_latent(golden, monkeypatch, fused, more):
-    """The rest is cut off, as of every family."""
-    vae, s = golden[0], golden[0].spatial
-    if fused:
-        monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
-        vae = vae.with_options(vae.options)
-        assert vae.plan_encode(1, 2, 3, tuple(n % s for n in more)).fused
-    video = torch.rand(1, 1, 2 * s + more[0], 3 * s + more[1], 3, generator=torch.Generator().manual_seed(0))
-    whole = video[:, :, : video.shape[2] // s * s, : video.shape[3] // s * s]
-    assert torch.equal(vae.encode(video), vae.encode(whole))
+    rest_is_cut_off(golden[0], monkeypatch, fused, more)
 
 
 @pytest.mark.parametrize("off", [(), ("composed_upsample",)])
