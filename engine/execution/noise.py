@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..network.state import drawn
 from ..network.steps import Latents
 from ..runtime.pinned import staging
-from ..system.devices import uploads
+from ..system.devices import uploaded
 from ..system.memory import GIB
 
 
@@ -82,12 +82,7 @@ class FrameNoise:
         part = whole[:, self.corner[0] :, self.corner[1] :]
         if self._device.type != "cuda":
             return part.to(self._device)
-        current, copies = torch.cuda.current_stream(self._device), uploads(self._device)
-        with torch.cuda.stream(copies):
-            there = part.to(self._device, non_blocking=True)
-        current.wait_stream(copies)
-        there.record_stream(current)
-        return there
+        return uploaded(part, self._device)
 
 
 def words_of_noise(seed: int | None, frames: int, height: int, width: int, dtype: torch.dtype) -> str:

@@ -130,6 +130,17 @@ def uploads(device: torch.device) -> torch.cuda.Stream:
     return _uploads.get(device) or _uploads.setdefault(device, torch.cuda.Stream(device))
 
 
+def uploaded(part: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a copy of host memory on a GPU. Later work of the current stream waits for it; the caller does
+    not where the memory is page-locked."""
+    current, copies = torch.cuda.current_stream(device), uploads(device)
+    with torch.cuda.stream(copies):
+        there = part.to(device, non_blocking=True)
+    current.wait_stream(copies)
+    there.record_stream(current)
+    return there
+
+
 #: Pairs of streams that no run uses at present.
 _pairs: defaultdict[torch.device, deque[tuple[torch.cuda.Stream, torch.cuda.Stream]]] = defaultdict(deque)
 

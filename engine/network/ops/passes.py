@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...runtime.pinned import staging
-from ...system.devices import empty_device_cache, uploads
+from ...system.devices import empty_device_cache, uploaded
 from .neighbours import Frames, Station, along
 
 #: Groups of frames by which the host may be ahead of a GPU that reads them: these are on the GPU in addition.
@@ -54,8 +54,8 @@ class Waiting:
             self._begun.append(torch.cuda.current_stream(device).record_event())
         if len(self._begun) > AHEAD:
             self._begun.popleft().synchronize()
-        noisy = None if frames.noisy is None else _fetched(frames.noisy, device)
-        return replace(frames, tokens=_fetched(frames.tokens, device), noisy=noisy)
+        noisy = None if frames.noisy is None else uploaded(frames.noisy, device)
+        return replace(frames, tokens=uploaded(frames.tokens, device), noisy=noisy)
 
 
 class Joined:
@@ -115,13 +115,3 @@ def _parked(x: Tensor) -> Tensor:
     there = staging(tuple(x.shape), x.dtype)
     there = torch.empty(x.shape, dtype=x.dtype) if there is None else there
     return there.copy_(x, non_blocking=True)
-
-
-def _fetched(x: Tensor, device: torch.device) -> Tensor:
-    """Return a copy on a GPU, which later work of the current stream waits for."""
-    current, copies = torch.cuda.current_stream(device), uploads(device)
-    with torch.cuda.stream(copies):
-        there = x.to(device, non_blocking=True)
-    current.wait_stream(copies)
-    there.record_stream(current)
-    return there

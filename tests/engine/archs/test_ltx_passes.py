@@ -122,7 +122,7 @@ def test_memory(count, monkeypatch):
     """A pass states at least what its tensors take on the GPU at once, at most 15 % more, also without kernels."""
     # Frames between passes are in host memory.
     monkeypatch.setattr(passes, "_parked", lambda x: x.shape)
-    monkeypatch.setattr(passes, "_fetched", lambda shape, device: torch.empty(shape, device=META, dtype=torch.bfloat16))
+    monkeypatch.setattr(passes, "uploaded", lambda shape, device: torch.empty(shape, device=META, dtype=torch.bfloat16))
     with META:
         decoder = ARCHITECTURE.build(ARCHITECTURE.published.config).decoder.to(torch.bfloat16)
     for positions in (32, 64, 128, 256, 512):
