@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..runtime.pinned import staged, staging
 from ..runtime.pressure import out_of_memory
-from ..system.devices import uploaded
+from ..system.devices import uploads
 from .results import Results
 
 
@@ -22,19 +22,24 @@ class StagedReader:
     def __init__(self, device: torch.device, ahead: bool = True) -> None:
         """Prepare to upload to `device`. ahead False: every read waits for its copy, and nothing is pinned."""
         self._device = device
-        self._ahead = ahead and device.type == "cuda"
+        self._stream = uploads(device) if ahead and device.type == "cuda" else None
 
     def read(self, part: Tensor) -> Tensor:
         """Return a contiguous copy on the device.
 
         On CUDA, later work of the current stream waits for it; the caller does not."""
-        if not self._ahead or part.device.type != "cpu":  # a tensor on a GPU cannot be pinned
+        if self._stream is None or part.device.type != "cpu":  # a tensor on a GPU cannot be pinned
             return part.to(self._device)
         locked = staged(part)
         if locked is None:
-            self._ahead = False
+            self._stream = None
             return part.to(self._device)
-        return uploaded(locked, self._device)
+        current = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            there = locked.to(self._device, non_blocking=True)
+        current.wait_stream(self._stream)
+        there.record_stream(current)
+        return there
 
 
 #: Called as finish(clip, first frame, frames, health) when frames have reached their destination. `health` is finite if
