@@ -17,7 +17,7 @@ from ..errors import PlanError
 from ..kernels.conv3d.tuned import held
 from ..kernels.targets import target
 from ..network.steps import latent_of
-from ..planning.plain_walk import needs_length
+from ..planning.plain_walk import SLACK, needs_length
 from ..planning.plan import Plan
 from ..precision.policy import Policy
 from ..report import Report
@@ -168,7 +168,7 @@ def _survive(
     """Repeat attempt(vae, plan) until it succeeds: under leaner plans where memory runs out, and in a safer precision
     where values overflow. plan(vae, below): from `_planning`; on_plan(plan) is called before each attempt."""
     # A clip keeps the schedules that it began with.
-    half = f"{report.operation}r"
+    half, tried = f"{report.operation}r", list[Plan]()
     tuning.of(core.device, core.kernels(half))
     with core._claimed() as vae, report.measured(core.device), held(core.device):
         report.precision = vae.precision
@@ -181,7 +181,7 @@ def _survive(
                     log.once(f"{report.operation}: {first.note}")
                 _, frames, height, width = report.clip
                 log.debug(f"{report.operation} {width}x{height}, {frames} frames: {first.describe()}")
-                leaner = functools.partial(_leaner, vae, half, request, plan)
+                leaner = functools.partial(_leaner, vae, half, request, plan, tried)
                 tries = guard.survive(functools.partial(_attempt, vae, report, attempt, on_plan), first, leaner)
                 last = yield from scoped(functools.partial(vae._scope, half), tries)
             except NonFinite as error:
@@ -239,9 +239,9 @@ def _planned(plan: Callable[[], Plan], guard: Guard) -> Plan:
 
 
 def _leaner(
-    vae: Core, half: str, request: Request, plan: Callable[[Core, int], Plan], failed: Plan
+    vae: Core, half: str, request: Request, plan: Callable[[Core, int], Plan], tried: list[Plan], failed: Plan
 ) -> Plan | None:
-    """Return the plan to go on with after one that found no memory.
+    """Return the plan to go on with after one that found no memory. tried: the work of those that failed before.
 
     Plain torch is first allowed more, if the target and the card have it: its libraries may have taken more than its
     plan counts. Otherwise the plan has a lower peak, by a tenth if there is one, as parking goes in steps of megabytes;
@@ -250,19 +250,26 @@ def _leaner(
         more = replace(failed, peak_bytes=failed.peak_bytes + failed.own_bytes // MORE)
         if vae._limits(half, request).hold(more):
             return more
+    tried.append(failed.work)
     other = None
     for share in (0.9, 1.0):
-        try:
-            found = plan(vae, int(share * failed.peak_bytes))
-        except PlanError:
-            continue
-        if found.tiled == failed.tiled:
+        found = _untried(functools.partial(plan, vae), int(share * failed.peak_bytes), tried)
+        if found is not None and found.tiled == failed.tiled:
             return found
         other = other or found
     return other
 
 
-# -- what the report says ----------------------------------------------------------------------------------------------
+def _untried(plan: Callable[[int], Plan], below: int, tried: list[Plan]) -> Plan | None:
+    """Return the first plan with a peak below so many bytes that does other work than those in `tried`, or None."""
+    while True:
+        try:
+            found = plan(below)
+        except PlanError:
+            return None
+        if found.work not in tried:
+            return found
+        below = int(found.peak_bytes / (1 + SLACK))  # plain torch states up to so much more than it counts
 
 
 def describe(vae: Core, report: Report, plan: Plan) -> None:

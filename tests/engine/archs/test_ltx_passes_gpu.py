@@ -45,14 +45,15 @@ def test_passes(vae):
     assert plan.steps.passes == 1 and whole.isfinite().all()
     own = sum(p.nbytes for p in vae.model.parameters())
     seen = []
-    while (plan := vae._plan("decoder", size, Request(), below=plan.peak_bytes)) is not None and not plan.tiled:
+    while plan.steps.passes < 9:
+        plan = vae._plan("decoder", size, Request(), below=plan.peak_bytes * 31 // 32)  # states all that it may take
+        if plan.steps.passes in {1, *seen} and not plan.tiled:
+            continue
         plans = []
         made, more = taken(lambda plan=plan, plans=plans: vae.decode(z, plan=plan, on_plan=plans.append))
         assert torch.equal(made, whole)
         assert plans == [plan] and more + own <= plan.peak_bytes
         seen.append(plan.steps.passes)
-        if plan.steps.passes == 9:
-            break
     assert seen == [2, 3, 5, 9]
 
 
@@ -76,7 +77,7 @@ def test_parts(vae):
     assert torch.equal(vae.decode(z, start=240, frames=9), whole[:, 240:249])
     plan = vae._plan("decoder", (last - first, 3, 4), Request())
     while plan.steps.passes < 3:
-        plan = vae._plan("decoder", (last - first, 3, 4), Request(), below=plan.peak_bytes)
+        plan = vae._plan("decoder", (last - first, 3, 4), Request(), below=plan.peak_bytes * 31 // 32)
     assert torch.equal(vae.decode(z, start=240, frames=9, plan=plan), whole[:, 240:249])
 
 

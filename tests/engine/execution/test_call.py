@@ -141,9 +141,27 @@ def test_leaner_plan(make_vae_file):
     """In the middle of a clip, too: whole frames need not start over."""
     vae = load(make_vae_file(), device="cpu")
     whole, tiled = (vae.planner.plan("decoder", (2, 8, 8), Request(t, 32, 8)) for t in ("auto", "blended"))
-    found = {int(0.9 * whole.peak_bytes): tiled, whole.peak_bytes: whole}
-    assert attempts._leaner(vae, "decoder", Request(), lambda _, below: found[below], whole) is whole
-    assert attempts._leaner(vae, "decoder", Request(), lambda *_: tiled, whole) is tiled
+    less = vae.planner.plan("decoder", (2, 8, 8), Request(chunk=1))
+    found = {int(0.9 * whole.peak_bytes): tiled, whole.peak_bytes: less}
+    assert attempts._leaner(vae, "decoder", Request(), lambda _, below: found[below], [], whole) is less
+    assert attempts._leaner(vae, "decoder", Request(), lambda *_: tiled, [], whole) is tiled
+
+
+def test_leaner_plans_end(make_vae_file):
+    """Where plans state more than they count, as far as a target has room, the same work is not tried again."""
+    vae, tried = load(make_vae_file(), device="cpu"), []
+    how = vae.planner._how()
+    vae.planner._how = lambda: replace(how, reserves=True)
+    plan, seen = vae.planner.plan("decoder", (5, 8, 8)), []
+
+    def below(_, target):
+        return vae.planner.plan("decoder", (5, 8, 8), Request(), Limits(target - 1))
+
+    while plan is not None:
+        seen.append(plan.work)
+        assert seen.count(plan.work) == 1
+        plan = attempts._leaner(vae, "decoder", Request(), below, tried, plan)
+    assert len({plan.steps for plan in seen}) > 1 and seen[-1].tiled
 
 
 def test_plan_callback(vae_file, noise, monkeypatch):
