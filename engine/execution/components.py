@@ -21,6 +21,7 @@ from ..planning.fused_walk import FusedWalk
 from ..precision.policy import Policy
 from ..precision.prepared import gathered, load, recipe, save
 from ..precision.store import Store
+from ..runtime.kept import KEPT
 from ..system.devices import empty_device_cache
 from .fused_pass import FusedComponent
 from .noise import FrameNoise
@@ -98,6 +99,10 @@ class FusedComponents:
         room = None
         if most is not None:
             room = most - self._walk.network(half).nbytes - (moving_bytes(self._model) if there else 0)
+        # Packed weights stay, and would pin the larger segments of an earlier run that they are allocated in. The run
+        # that follows has a network of its own, so it cannot use kept memory.
+        KEPT.release(self._device)
+        empty_device_cache()
         self._packed[half] = gathered(make, there, self._device, room)
         empty_device_cache()
 

@@ -4,6 +4,7 @@ VAE that says it runs on one plans as it would; where values count, a CPU stands
 import copy
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.planning.plain_walk import Torch
 from zerowaste_vae.engine.precision.modes import Mode
 from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.system.memory import GIB
 
 CPU, GPU, OTHER = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
@@ -97,6 +99,32 @@ def test_targets_are_met_with_what_is_counted(on_gpu):
     assert fused.planner.plan("decoder", SIZE, Request("untiled"), limits).peak_bytes == least
     leaner = hosts.planner.plan("decoder", SIZE, Request("untiled"), limits)
     assert leaner.peak_bytes <= least and leaner.steps.frames < fused.planner.plan("decoder", SIZE).steps.frames
+
+
+def test_packed_weights_pin_no_segment_of_an_earlier_run(on_gpu, monkeypatch):
+    """Free the memory that an earlier run has left before a component is packed, and not again once it is packed."""
+    vae, done = on_gpu(), []
+
+    class Earlier:
+        device, nbytes = GPU, 1
+
+        def free(self):
+            done.append("kept memory freed")
+
+    def pack(*_):
+        done.append("packed")
+        return SimpleNamespace(nbytes=1)
+
+    monkeypatch.setattr(halves, "empty_device_cache", lambda: done.append("cache emptied"))
+    monkeypatch.setattr(halves, "gathered", pack)
+    earlier = Earlier()
+    for half in ("decoder", "encoder", "encoder"):
+        del done[:]
+        known = vae._fused.packed_bytes(half)
+        KEPT.keep(earlier)
+        vae._fused.pack(half)
+        assert done == ([] if known else ["kept memory freed", "cache emptied", "packed", "cache emptied"])
+    KEPT.release(GPU)
 
 
 def test_transformer_plans():
