@@ -198,7 +198,8 @@ def _decode(network: FusedDecoder, run: ExecutionContext, parts: list[Tensor], o
     if network.piece:
         parts = parts[:1]
     if network.gathers:
-        network.gather(run, torch.cat(parts))
+        count, side, _, channels = parts[0].shape
+        network.gather(run, _latents(channels, len(parts) * count, side))  # not torch.cat, which orders them anew
         parts = list(run.gathered.chunk(len(parts)))
     for i, part in enumerate(parts):
         ends = i == len(parts) - 1

@@ -51,6 +51,16 @@ def decoded(network, *, sizes=(5, 33, 41), chunk=1, frames=1, parking=None, outp
         step()
 
 
+def gathered(network, *, sizes=(5, 33, 41), frames=4):
+    """The steps that see a whole clip take its latents as they come; then the rest of the network."""
+    run = network.plan(*sizes, frames, torch.uint8, META, None, sizes[0])
+    run.allocate()
+    network.gather(run, latents(network, *sizes))
+    step = functools.partial(network.chunk, run, run.gathered, frames, torch.uint8, lambda pixels: None, True)
+    run.scout(step, True)
+    step()
+
+
 def in_tiles(network, *, sizes=(3, 40, 150), tile=(24, 30)):
     """Run the steps that see whole frames, then a tile of the rest."""
     count, height, width = sizes
@@ -94,6 +104,7 @@ SOME = Parking(frozenset(["up_blocks.2.resnets.0.conv1"]), 1 << 20, near=1 << 60
         ("flux", "decoder", DEFAULTS, None,
          functools.partial(decoded, sizes=(1, 96, 200), parking=Parking(None, 1 << 20, streams=1))),
         ("mochi", "decoder", DEFAULTS, None, functools.partial(decoded, sizes=(5, 60, 106))),
+        ("hunyuanvideo1.5", "decoder", DEFAULTS, None, gathered),
     ],
 )  # fmt: skip
 def test_no_plan_launches_others(name, half, options, kind, work):
