@@ -89,6 +89,7 @@ def build(
 ) -> list[str]:
     """Write the files of sets and their index. cache: folder of compiled kernels. Returns which kernels cannot ship and
     why, one line each: what needs one of them runs as if there were no set."""
+    names = sorted(names)  # a form's kernels are numbered after those of the sets before it
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("*.xz"):
         old.unlink()
