@@ -1,5 +1,7 @@
 """The limit that torch keeps while plain torch runs, with a fake card of 1000 bytes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from zerowaste_vae import load
@@ -168,11 +170,13 @@ def test_no_memory(make_vae_file, monkeypatch):
     plan = vae.planner.plan("decoder", (2, 8, 8), request)
     tight = call.replace(plan, peak_bytes=(1 << 30) - 1)
 
-    def leaner(vae, below):
-        return plan
+    less = vae.planner.plan("decoder", (2, 8, 8), replace(request, chunk=1))
 
-    more = call._leaner(vae, "decoder", request, leaner, plan)
+    def leaner(vae, below):
+        return less
+
+    more = call._leaner(vae, "decoder", request, leaner, [], plan)
     assert call.replace(more, peak_bytes=plan.peak_bytes) == plan
     assert more.peak_bytes == plan.peak_bytes + plan.peak_bytes // call.MORE
-    assert call._leaner(vae, "decoder", request, leaner, tight) is plan
-    assert call._leaner(vae, "decoder", request, leaner, call.replace(plan, fused=True)) is plan
+    assert call._leaner(vae, "decoder", request, leaner, [], tight) is less
+    assert call._leaner(vae, "decoder", request, leaner, [], call.replace(plan, fused=True)) is less
