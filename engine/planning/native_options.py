@@ -80,6 +80,8 @@ class NativeOptions:
         total = frame * len(own.sections(ask.latents))
         layer = layer_bytes(step, self._dtype, self._kind)
         besides = group_bytes(step, together * tokens, self._dtype, self._kind)
+        if self._walk.lacks("decoder") is not None:
+            besides += torch_bytes(step, together * tokens, self._dtype)
         besides += 0 if ask.host == 0 else RESERVE_BYTES
         besides += blend_bytes(own, rows, columns, frames, self._dtype, ask.output)
 
@@ -148,6 +150,21 @@ def group_bytes(step: Tokens, rows: int, dtype: torch.dtype, kind: str | None) -
     These are scratch and the results of attention or of the last sum. rows: tokens of the group."""
     run = planned(rows, step, dtype, kind, torch.device("cpu"))
     return run.nbytes + rows * (2 * step.width * wide_of(kind, dtype).itemsize + 4 * step.width // step.head)
+
+
+def torch_bytes(step: Tokens, rows: int, dtype: torch.dtype) -> int:
+    """Return the bytes that torch's own operators need between products, where no kernels run them.
+
+    Most are those of the gate or of the rotation (engine/kernels/tokens/reference.py): in fp32, whatever the type of
+    activations. 8-bit products are refused where there are no kernels.
+
+    Args:
+        step, rows, dtype: as for `group_bytes`.
+    """
+    copied = 0 if dtype == torch.float32 else 4
+    gated = step.gates * (2 * copied + 4 + 4)  # gates and values, SiLU, and the result
+    rotated = step.width * (3 * 4 + 3 * 4)  # queries and keys, halves of the result, and the result
+    return rows * max(gated, rotated)
 
 
 def blend_bytes(
