@@ -33,7 +33,7 @@ def test_a_lean_plan_takes_what_it_states(noise):
 @pytest.mark.parametrize("half", ["decoder", "encoder"])
 def test_recomputing(noise, monkeypatch, half):
     """Recomputed pictures have the same bits and take what is stated."""
-    others = torch.cuda.memory_reserved()
+    others, used = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
     vae = make("flux", "bf16")
     if half == "decoder":
         run, x = vae.decode, noise(1, vae.latent_channels, 1, 256, 256)
@@ -47,4 +47,5 @@ def test_recomputing(noise, monkeypatch, half):
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     assert torch.equal(run(x), whole)
-    assert 0.95 * plan.peak_bytes < torch.cuda.max_memory_reserved() - others < 1.05 * plan.peak_bytes
+    most = torch.cuda.max_memory_reserved()  # gaps in what others have reserved may be used, too
+    assert 0.95 * plan.peak_bytes < most - used and most - others < 1.05 * plan.peak_bytes
