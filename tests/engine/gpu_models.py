@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from zerowaste_vae import Checkpoint, VideoVAE, load
@@ -70,8 +71,13 @@ def make(name: str, precision: str) -> VideoVAE:
         weights[key] = (_token_weight if name == "minimaxh3" else _weight)(key, noise).to(dtype)
         if name == "minimaxh3":  # its layers may wait in host memory
             weights[key] = weights[key].cpu()
+    return load(Checkpoint(weights, described(name, config)), precision, "cuda")
+
+
+def described(name: str, config: Any) -> dict[str, str]:
+    """Return the metadata with which shapes tell this configuration: LTX-2.3's alone tell of another network."""
     groups = {} if config.norm_groups is None else {"norm_num_groups": str(config.norm_groups)}
-    return load(Checkpoint(weights, groups), precision, "cuda")
+    return groups | (dict(ltx.ARCHITECTURE.published.metadata) if name == "ltx" else {})
 
 
 def decibels(frames: torch.Tensor, exact: torch.Tensor) -> float:
