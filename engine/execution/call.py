@@ -272,6 +272,9 @@ def _untried(plan: Callable[[int], Plan], below: int, tried: list[Plan]) -> Plan
         below = int(found.peak_bytes / (1 + SLACK))  # plain torch states up to so much more than it counts
 
 
+# -- what the report says ----------------------------------------------------------------------------------------------
+
+
 def describe(vae: Core, report: Report, plan: Plan) -> None:
     """Fill in the report of a run before it starts."""
     half = f"{report.operation}r"
