@@ -288,9 +288,13 @@ def _product(p: Any, x: Tensor, out: Tensor, *_: Any, **__: Any) -> Work:
     return Work("product", what, x.dtype, 2.0 * x.shape[0] * p.weight.numel(), moved, scale=1)
 
 
-def _attended(qkv: Tensor, head: int) -> Work:
-    tokens, width = qkv.shape[0], qkv.shape[1] // 3
-    return Work("attention", f"head {head}", qkv.dtype, 4.0 * tokens**2 * width, 4 / 3 * qkv.nbytes, scale=1)
+def _attended(qkv: Tensor, tokens: int, head: int, *_: Any, **__: Any) -> Work:
+    rows, width = qkv.shape[0], qkv.shape[1] // 3
+    return Work("attention", f"head {head}", qkv.dtype, 4.0 * rows * tokens * width, 4 / 3 * qkv.nbytes, scale=1)
+
+
+def _attended_by_torch(qkv: Tensor, head: int) -> Work:
+    return _attended(qkv, len(qkv), head)
 
 
 def _blended(canvas: Any, place: Any, made: Tensor) -> Work:
@@ -300,5 +304,6 @@ def _blended(canvas: Any, place: Any, made: Tensor) -> Work:
 _DESCRIBE: dict[str, Callable[..., Work]] = {
     "conv3d": _conv3d, "norm_act": _norm_act, "statistics": _statistics, "coefficients": _coefficients,
     "attention": _attention, "to_pixels": _to_pixels, "normalised": _normalised, "rotated": _rotated,
-    "gated": _rows("gated"), "rounded": _rows("rounded"), "product": _product, "attended": _attended, "add": _blended,
+    "gated": _rows("gated"), "rounded": _rows("rounded"), "product": _product, "attended": _attended,
+    "attended_by_torch": _attended_by_torch, "add": _blended,
 }  # fmt: skip

@@ -66,18 +66,19 @@ def coded(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 @observed
 def product(
     p: Product, x: Tensor, out: Tensor, scales: Tensor | None = None, sums: Tensor | None = None, *,
-    backend: str = "auto",
+    scale: Tensor | None = None, backend: str = "auto",
 ) -> None:  # fmt: skip
     """Compute x [R, K] times the weight, plus the bias, into out [R, N], or what `Product.pairs` says into [R, N / 2].
 
     Args:
         scales: [R], of 8-bit rows.
         sums: int32, as `multiplied` needs it.
+        scale: [N], of int8 products: they are added to out times this. out may then lack rows at the end.
     """
     if p.scales is None:
         torch.addmm(p.bias, x, p.weight.t(), out=out)
     elif p.weight.dtype == torch.int8:
-        multiplied(x, p.weight, scales, p.scales, p.bias, out, sums, pairs=p.pairs, backend=backend)
+        multiplied(x, p.weight, scales, p.scales, p.bias, out, sums, pairs=p.pairs, scale=scale, backend=backend)
     elif x.is_cuda:
         torch._scaled_mm(x, p.weight.t(), scales[:, None], p.scales[None, :], bias=p.bias, out_dtype=out.dtype,
                          use_fast_accum=True, out=out)  # fmt: skip

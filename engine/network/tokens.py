@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.observe import observed
-from ..kernels.tokens import gated, normalised, rotated, rounded, sum_rows
+from ..kernels.tokens import attended, attends, gated, normalised, rotated, rounded, sum_rows
 from ..runtime.context import ExecutionContext
 from ..runtime.pinned import staged
 from .ops.tokens import EPS, Layer, Tokens, turns
@@ -80,7 +80,7 @@ class LayerWeights:
 
 
 @observed
-def attended(qkv: Tensor, head: int) -> Tensor:
+def attended_by_torch(qkv: Tensor, head: int) -> Tensor:
     """Return the attention among all tokens of one tile, [S, 3 * width] -> [S, width]. It takes one tile at a time
     because a library's division of the work may depend on its amount."""
     q, k, v = qkv.view(1, qkv.shape[0], -1, 3, head).permute(3, 0, 2, 1, 4)
@@ -109,7 +109,10 @@ class Scratch:
             memory = take((rows * max(columns),), dtype)
             return (memory[: rows * n].view(rows, n) for n in columns)
 
-        self.narrow, self.gate = shared(KINDS.get(kind or "", run.dtype), w, i)
+        #: Of attention's results in 16 bit, behind the room of their codes.
+        behind = 3 * w if kind is not None and wide_of(kind, run.dtype).itemsize == 2 else w
+        self.narrow, self.gate, found = shared(KINDS.get(kind or "", run.dtype), w, i, behind)
+        self.found = self.narrow if behind == w else found.view(-1)[rows * w :].view(wide_of(kind, run.dtype)).view(rows, w)
         ups = i if kind == "int8" else 2 * i  # those products have multiplied gates and values
         self.qkv, self.up, self.made = shared(wide_of(kind, run.dtype), 3 * w, ups, w)
         self.scales = None if kind is None else take((rows,), torch.float32)
@@ -253,21 +256,40 @@ class TokenNetwork:
     def _layer(self, w: LayerWeights, x: Tensor, tokens: int, table: Tensor, s: Scratch) -> None:
         """Execute one layer on x [R, width] in place; R is a multiple of `tokens`."""
         how, rows = self._how, x.shape[0]
-        narrow, made, scales = s.narrow[:rows], s.made[:rows], None if s.scales is None else s.scales[:rows]
+        narrow, scales = s.narrow[:rows], None if s.scales is None else s.scales[:rows]
         normalised(x, w.norm1, EPS, narrow, scales, turn=w.qkv.turn, **how)
         product(w.qkv, s.narrow, s.qkv, s.scales, s.sums, **how)
         rotated(s.qkv[:rows], table, self.step.head, EPS, **how)
-        for i in range(0, rows, tokens):
-            tile = slice(i, i + tokens)
-            found = attended(s.qkv[tile], self.step.head)
-            rounded(found, narrow[tile], None if scales is None else scales[tile], turn=w.out.turn, zeroed=True, **how)
-        product(w.out, s.narrow, s.made, s.scales, s.sums, **how)
-        normalised(x, w.norm2, EPS, narrow, scales, y=made, scale=w.scale1, turn=w.up.turn, **how)
+        self._attended(w, tokens, s, narrow, scales)
+        more = self._added(w.out, s.narrow, w.scale1, x, s)
+        normalised(x, w.norm2, EPS, narrow, scales, turn=w.up.turn, **more, **how)
         product(w.up, s.narrow, s.up, s.scales, s.sums, **how)
         close = rounded if w.up.pairs else gated
         close(s.up[:rows], s.gate[:rows], scales, turn=w.down.turn, **how)
-        product(w.down, s.gate, s.made, s.scales, s.sums, **how)
-        x.addcmul_(made.to(x.dtype), w.scale2)
+        if more := self._added(w.down, s.gate, w.scale2, x, s):
+            x.addcmul_(more["y"].to(x.dtype), w.scale2)
+
+    def _attended(self, w: LayerWeights, tokens: int, s: Scratch, narrow: Tensor, scales: Tensor | None) -> None:
+        """Write the attention within each tile into the operand of the next product."""
+        head, rows, how = self.step.head, len(narrow), {"turn": w.out.turn, **self._how}
+        if attends(s.qkv, head, self._how["backend"]):
+            attended(s.qkv[:rows], tokens, head, s.found[:rows], **self._how)
+            if scales is not None:
+                rounded(s.found[:rows], narrow, scales, **how)
+            return
+        for i in range(0, rows, tokens):
+            tile = slice(i, i + tokens)
+            found = attended_by_torch(s.qkv[tile], head)
+            rounded(found, narrow[tile], None if scales is None else scales[tile], zeroed=True, **how)
+
+    def _added(self, p: Product, operand: Tensor, scale: Tensor, x: Tensor, s: Scratch) -> dict[str, Tensor]:
+        """Add a product times `scale` to x, or return what is left to add, as `normalised` takes it: int8 products
+        alone add their results themselves."""
+        if p.weight.dtype == torch.int8:
+            product(p, operand, x, s.scales, s.sums, scale=scale, **self._how)
+            return {}
+        product(p, operand, s.made, s.scales, s.sums, **self._how)
+        return {"y": s.made[: len(x)], "scale": scale}
 
     # -- weights ---------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ SOURCES = {
     "probe.doubling_kernel": "probe.triton",
     "to_pixels.columns_kernel": "to_pixels.triton",
     "to_pixels.gather_kernel": "to_pixels.triton",
+    "tokens.attended_kernel": "tokens.triton",
     "tokens.gated_kernel": "tokens.triton",
     "tokens.normalised_kernel": "tokens.triton",
     "tokens.product_kernel": "tokens.triton",

@@ -10,6 +10,8 @@ result [R, N / 2] is SiLU of the former (0 for -inf) times the latter.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from ..launching import launcher
 from ..observe import observed
 from ..targets import FP8, kernels_for, on_device
 from . import reference
-from .schedules import GROUP, pick
+from .schedules import ATTENTION, GROUP, pick
 
 #: The largest number of an 8-bit type; the largest value of a row is scaled to it.
 LIMITS = {FP8: 448.0, torch.int8: 127.0}
@@ -26,6 +28,8 @@ LIMITS = {FP8: 448.0, torch.int8: 127.0}
 SUM_ROWS, STEP = 1024, 16
 #: Columns that may be rotated together.
 TURNS = tuple(4**i for i in range(1, 8))
+#: Sizes of heads that attention has a kernel for: a larger one's weights could overflow in fp16.
+HEADS = (16, 32, 64)
 #: Columns of one program, where it needs no sum over its row.
 COLUMNS = 1024
 
@@ -106,26 +110,29 @@ def rounded(
 @observed
 def summed(
     sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor, *, pairs: bool = False,
-    backend: str = "auto",
+    scale: Tensor | None = None, backend: str = "auto",
 ) -> None:  # fmt: skip
-    """Write int32 sums [R, D] times rows [R] and columns [D], plus bias [D], into out."""
+    """Write int32 sums [R, D] times rows [R] and columns [D], plus bias [D], into out; or with `scale` [D], add this
+    times scale to out."""
     here = kernels_for(sums.device, backend)
     if here is None:
-        reference.summed(sums, rows, columns, bias, out, pairs)
+        reference.summed(sums, rows, columns, bias, out, pairs, scale)
         return
     d = sums.shape[1]
     with on_device(sums):
         launcher("tokens.summed_kernel", here)[(sums.shape[0], -(-d // COLUMNS))](
-            sums, rows, columns, bias, out, D=d, BLOCK=COLUMNS, PAIRS=pairs, num_warps=4
-        )
+            sums, rows, columns, bias, out, bias if scale is None else scale, D=d, BLOCK=COLUMNS, PAIRS=pairs,
+            ADDS=scale is not None, num_warps=4,
+        )  # fmt: skip
 
 
 @observed
 def multiplied(
     x: Tensor, weight: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor, sums: Tensor, *,
-    pairs: bool = False, backend: str = "auto",
+    pairs: bool = False, scale: Tensor | None = None, backend: str = "auto",
 ) -> None:  # fmt: skip
-    """Write x [R, K] times weight [N, K], both int8, times rows [R] and columns [N], plus bias [N], into out [R, N].
+    """Write x [R, K] times weight [N, K], both int8, times rows [R] and columns [N], plus bias [N], into out [R, N]; or
+    with `scale` [N], add this times scale to out. out may lack rows at the end.
     sums: int32, N for each of `sum_rows(R)`, for products without a kernel of their own."""
     here = kernels_for(x.device, backend)
     (r, k), n = x.shape, len(weight)
@@ -135,13 +142,43 @@ def multiplied(
             part = slice(top, min(top + size, r))
             made = sums[: n * (part.stop - top)].view(-1, n)
             torch._int_mm(x[part], weight.t(), out=made)
-            summed(made, rows[part], columns, bias, out[part], pairs=pairs, backend=backend)
+            real = out[part]
+            summed(made[: len(real)], rows[part], columns, bias, real, pairs=pairs, scale=scale, backend=backend)
         return
     with on_device(x):
         operands = (Descriptor(t, [block, s.depth]) for t, block in ((x, s.rows), (weight, s.columns)))
-        launcher("tokens.product_kernel", here)[(-(-r // s.rows) * (n // s.columns),)](
-            *operands, rows, columns, bias, out, r, N=n, K=k, BM=s.rows, BN=s.columns, BK=s.depth, GROUP=GROUP,
-            PAIRS=pairs, num_warps=s.warps, num_stages=s.stages,
+        launcher("tokens.product_kernel", here)[(-(-len(out) // s.rows) * (n // s.columns),)](
+            *operands, rows, columns, bias, out, bias if scale is None else scale, len(out), N=n, K=k, BM=s.rows,
+            BN=s.columns, BK=s.depth, GROUP=GROUP, PAIRS=pairs, ADDS=scale is not None, num_warps=s.warps,
+            num_stages=s.stages,
+        )  # fmt: skip
+
+
+def attends(x: Tensor, head: int, backend: str = "auto") -> bool:
+    """Return whether `attended` has a kernel for heads of this size on x's device, in its type."""
+    here = kernels_for(x.device, backend) if x.dtype in (torch.float16, torch.bfloat16) else None
+    return here is not None and here.tma and here.sm in ATTENTION and head in HEADS
+
+
+@observed
+def attended(qkv: Tensor, tokens: int, head: int, out: Tensor, *, backend: str = "auto") -> None:
+    """Write attention among all tokens of each tile into out [R, width], with 0 for NaN.
+
+    Args:
+        qkv: [R, heads * 3 * head], of each head its query, key and value, as `rotated` leaves them: each of the first
+            two no longer than the root of `head`. On devices where `attends`.
+        tokens: of a tile; R is a multiple of it.
+    """
+    here = kernels_for(qkv.device, backend)
+    if here is None:
+        reference.attended(qkv, tokens, head, out)
+        return
+    (rows, width), s = out.shape, ATTENTION[here.sm]
+    with on_device(qkv):
+        launcher("tokens.attended_kernel", here)[(rows // tokens * (width // head) * -(-tokens // s.queries),)](
+            Descriptor(qkv, [s.queries, head]), Descriptor(qkv, [s.keys, head]), qkv, out, tokens,
+            math.log2(math.e) / math.sqrt(head), HEADS=width // head, HEAD=head, BM=s.queries, BN=s.keys,
+            num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip
 
 

@@ -77,7 +77,16 @@ def rounded(
 
 
 def summed(
-    sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor, pairs: bool = False
+    sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor, pairs: bool = False,
+    scale: Tensor | None = None,
 ) -> None:  # fmt: skip
     wide = sums.float() * rows[:, None] * columns + bias.float()
+    if scale is not None:
+        wide = torch.addcmul(out.float(), wide, scale.float())
     out.copy_(_gated(wide[:, ::2], wide[:, 1::2]) if pairs else wide)
+
+
+def attended(qkv: Tensor, tokens: int, head: int, out: Tensor) -> None:
+    q, k, v = qkv.float().view(len(qkv) // tokens, tokens, -1, 3, head).permute(3, 0, 2, 1, 4)
+    found = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(out.shape)
+    out.copy_(found.masked_fill_(found.isnan(), 0.0))

@@ -117,8 +117,10 @@ def rounded_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: 
 
 
 @triton.jit
-def summed_kernel(sums, rows, columns, bias, out, D: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr):
-    """Sums of whole numbers to what they stand for, plus a bias. PAIRS: even columns are gates of the odd ones."""
+def summed_kernel(sums, rows, columns, bias, out, scale, D: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr,
+                  ADDS: tl.constexpr):  # fmt: skip
+    """Sums of whole numbers to what they stand for, plus a bias. PAIRS: even columns are gates of the odd ones. ADDS:
+    out += this * scale."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = c < D
@@ -129,14 +131,18 @@ def summed_kernel(sums, rows, columns, bias, out, D: tl.constexpr, BLOCK: tl.con
         c = tl.program_id(1) * (BLOCK // 2) + tl.arange(0, BLOCK // 2)
         tl.store(out + row * (D // 2) + c, _gated(gate, value).to(out.dtype.element_ty), mask=c < D // 2)
     else:
+        if ADDS:
+            v = v * tl.load(scale + c, mask=real, other=0.0).to(tl.float32)
+            v += tl.load(out + row * D + c, mask=real, other=0.0).to(tl.float32)
         tl.store(out + row * D + c, v.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def product_kernel(x, weight, scales, columns, bias, out, rows, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
-                   BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
+def product_kernel(x, weight, scales, columns, bias, out, scale, rows, N: tl.constexpr, K: tl.constexpr,
+                   BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr,
+                   ADDS: tl.constexpr):  # fmt: skip
     """x [R, K] times weight [N, K] in int8: what the sums stand for, plus a bias. GROUP tiles of rows follow each other
-    under one tile of the weight. PAIRS: even columns are gates of the odd ones."""
+    under one tile of the weight. PAIRS: even columns are gates of the odd ones. ADDS: out += this * scale."""
     pid, across = tl.program_id(0), N // BN
     first = pid // (GROUP * across) * GROUP
     size = tl.minimum(tl.cdiv(rows, BM) - first, GROUP)
@@ -154,4 +160,36 @@ def product_kernel(x, weight, scales, columns, bias, out, rows, N: tl.constexpr,
         at = m.to(tl.int64)[:, None] * (N // 2) + (n0 // 2 + tl.arange(0, BN // 2))[None, :]
         tl.store(out + at, _gated(gate, value).to(out.dtype.element_ty), mask=real[:, None])
     else:
-        tl.store(out + m.to(tl.int64)[:, None] * N + n[None, :], v.to(out.dtype.element_ty), mask=real[:, None])
+        at = out + m0.to(tl.int64) * N + n0 + (tl.arange(0, BM)[:, None] * N + tl.arange(0, BN)[None, :])
+        if ADDS:
+            v = v * tl.load(scale + n).to(tl.float32)[None, :]
+            v += tl.load(at, mask=real[:, None], other=0.0).to(tl.float32)
+        tl.store(at, v.to(out.dtype.element_ty), mask=real[:, None])
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def attended_kernel(q, kv, qkv, out, tokens, scale, HEADS: tl.constexpr, HEAD: tl.constexpr, BM: tl.constexpr,
+                    BN: tl.constexpr):  # fmt: skip
+    """Attention of BM queries of a head among all tokens of their tile. Weights are 2^(q k scale), not less the row's
+    peak: queries and keys are normalised, so that they neither overflow nor vanish. What is NaN becomes 0."""
+    blocks = tl.cdiv(tokens, BM)
+    head, tile = tl.program_id(0) // blocks % HEADS, tl.program_id(0) // blocks // HEADS
+    top, m0, column = tile * tokens, tl.program_id(0) % blocks * BM, head * (3 * HEAD)
+    query = q.load([top + m0, column])
+    acc, total = tl.zeros((BM, HEAD), tl.float32), tl.zeros((BM,), tl.float32)
+    full = tokens // BN * BN
+    for n0 in range(0, full, BN):
+        weight = tl.exp2(tl.dot(query, kv.load([top + n0, column + HEAD]).T) * scale)
+        total += tl.sum(weight, 1)
+        acc = tl.dot(weight.to(query.dtype), kv.load([top + n0, column + 2 * HEAD]), acc)
+    d, n = tl.arange(0, HEAD), full + tl.arange(0, BN)
+    real = n < tokens  # the rows behind are another tile's
+    at = qkv + (top + n).to(tl.int64)[:, None] * (HEADS * 3 * HEAD) + (column + HEAD + d)[None, :]
+    logits = tl.dot(query, tl.load(at, mask=real[:, None], other=0.0).T)
+    weight = tl.where(real[None, :], tl.exp2(logits * scale), 0.0)
+    total += tl.sum(weight, 1)
+    acc = tl.dot(weight.to(query.dtype), tl.load(at + HEAD, mask=real[:, None], other=0.0), acc)
+    acc = acc / total[:, None]
+    m = m0 + tl.arange(0, BM)
+    at = out + (top + m).to(tl.int64)[:, None] * (HEADS * HEAD) + (head * HEAD + d)[None, :]
+    tl.store(at, tl.where(acc == acc, acc, 0.0).to(out.dtype.element_ty), mask=(m < tokens)[:, None])
