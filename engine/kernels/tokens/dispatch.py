@@ -142,8 +142,9 @@ def multiplied(
             part = slice(top, min(top + size, r))
             made = sums[: n * (part.stop - top)].view(-1, n)
             torch._int_mm(x[part], weight.t(), out=made)
-            real = out[part]
-            summed(made[: len(real)], rows[part], columns, bias, real, pairs=pairs, scale=scale, backend=backend)
+            into = out[part]
+            summed(made[: len(into)], rows[part][: len(into)], columns, bias, into, pairs=pairs, scale=scale,
+                   backend=backend)  # fmt: skip
         return
     with on_device(x):
         operands = (Descriptor(t, [block, s.depth]) for t, block in ((x, s.rows), (weight, s.columns)))
