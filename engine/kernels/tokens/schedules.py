@@ -22,7 +22,6 @@ class Schedule:
 #: took 333, 151, 852 and 398 us for the four products of a layer of MiniMax H3 (7 tiles of 1344x768), one of 256
 #: columns in eight warps 403, 171, 928 and 402.
 PRODUCTS = {90: Schedule(128, 128, 128, 4, 3)}
-#: Queries and keys of one step of attention, warps and stages.
 @dataclass(frozen=True)
 class Steps:
     """Queries of one program of attention and keys of one step; warps; stages."""
@@ -33,6 +32,7 @@ class Steps:
     stages: int
 
 
+#: Generations whose attention has a kernel.
 ATTENTION = {90: Steps(128, 64, 4, 3)}
 #: Tiles of rows that share tiles of the weight.
 GROUP = 8

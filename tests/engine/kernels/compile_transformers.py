@@ -51,6 +51,18 @@ def product_calls(here: Target):
             x, weight, sums = meta(rows, k, dtype=INT8), meta(n, k, dtype=INT8), meta(rows * n, dtype=torch.int32)
             out = meta(rows, n // (1 + pairs), dtype=HALF)
             tokens.multiplied(x, weight, meta(rows), meta(n), meta(n, dtype=HALF), out, sums, pairs=pairs)
+        x, weight, scale = meta(rows, 8192, dtype=INT8), meta(k, 8192, dtype=INT8), meta(k, dtype=HALF)
+        sums, out = meta(rows * k, dtype=torch.int32), meta(rows, k, dtype=HALF)
+        tokens.multiplied(x, weight, meta(rows), meta(k), scale, out, sums, scale=scale)
+    return calls
+
+
+def attended_calls(here: Target):
+    """Call attention of seven tiles, where there is a kernel for it."""
+    qkv = meta(12579, 6144, dtype=HALF)
+    with cross_compile.recorded() as calls, using(here):
+        if tokens.attends(qkv, 64):
+            tokens.attended(qkv, 1797, 64, meta(12579, 2048, dtype=HALF))
     return calls
 
 
@@ -122,6 +134,8 @@ def transformer_cases(here: Target):
             yield f"tokens {str(kind).split('.')[1]} {i}", call
     for i, call in enumerate(product_calls(here)):
         yield f"conv int8 product of tokens {i}", call
+    for call in attended_calls(here):
+        yield "tokens attended", call
     for kind in (INT8, FP8) if here.fp8 else (INT8,):
         for i, call in enumerate(narrow_calls(here, kind)):
             yield f"blocks {str(kind).split('.')[1]} {i}", call

@@ -8,6 +8,8 @@ import torch
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.kernels.tokens import (
     LIMITS,
+    attended,
+    attends,
     gated,
     hadamard,
     multiplied,
@@ -17,7 +19,7 @@ from zerowaste_vae.engine.kernels.tokens import (
     summed,
 )
 from zerowaste_vae.engine.kernels.tokens import dispatch as tokens
-from zerowaste_vae.engine.kernels.tokens.schedules import Schedule
+from zerowaste_vae.engine.kernels.tokens.schedules import Schedule, Steps
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import CAST_STEP, TOLERANCE, error
@@ -160,6 +162,70 @@ def test_only_8_bit_is_rotated():
     for group in (8, 1024):
         with pytest.raises(ValueError, match=f"rows of 192 are not rotated in groups of {group}"):
             rounded(normal(ROWS, WIDTH), *outputs(torch.int8), turn=group)
+
+
+def turned(tiles, tokens, heads, head, dtype=HALF):
+    """Queries, keys and values as `rotated` leaves them."""
+    qkv = normal(tiles * tokens, heads * 3 * head, dtype=dtype)
+    rotated(qkv, torch.tensor([0.6, 0.8]).view(1, 2, 1).expand(tokens, 2, 6), head, 1e-5, backend="reference")
+    return qkv
+
+
+@pytest.mark.parametrize("tokens_, heads, head", [(21, 3, 16), (16, 2, 32), (5, 1, 64), (49, 2, 16)])
+def test_attended(monkeypatch, tokens_, heads, head):
+    """Among the tokens of a tile alone, whose last step and last block are not full, with the bits of a tile alone."""
+    monkeypatch.setitem(tokens.ATTENTION, 90, Steps(32, 16, 4, 2))
+    tiles = 3
+    qkv = turned(tiles, tokens_, heads, head)
+    qkv[tokens_ + 1] = torch.nan  # reaches all of its tile, and no other
+    out, want, alone = (torch.full((tiles * tokens_, heads * head), 7.0, dtype=HALF) for _ in range(3))
+    assert attends(qkv, head, "triton")
+    attended(qkv, tokens_, head, out, backend="triton")
+    attended(qkv, tokens_, head, want, backend="reference")
+    assert error(out, want) < TOLERANCE[HALF] and out[-1].any()
+    assert not out[tokens_ : 2 * tokens_].any()
+    for first in range(0, len(qkv), tokens_):
+        attended(qkv[first : first + tokens_], tokens_, head, alone[first : first + tokens_], backend="triton")
+    assert torch.equal(out, alone)
+    q, k, v = qkv[:tokens_].float().view(tokens_, heads, 3, head).permute(2, 1, 0, 3)
+    found = (q @ k.mT / head**0.5).softmax(2) @ v
+    assert error(want[:tokens_].view(tokens_, heads, head).transpose(0, 1), found) < 1e-3
+
+
+def test_attention_to_the_longest_keys(monkeypatch):
+    """Weights without a peak taken off them: neither e^8 nor e^-8 is lost in 16 bit."""
+    monkeypatch.setitem(tokens.ATTENTION, 90, Steps(32, 16, 4, 2))
+    qkv, out = torch.zeros(48, 192, dtype=HALF), torch.empty(48, 64, dtype=HALF)
+    qkv[:, :128], qkv[1:, 64:128], qkv[:, 128:] = 1.0, -1.0, normal(48, 64)
+    attended(qkv[:1].repeat(48, 1), 48, 64, out, backend="triton")
+    assert torch.allclose(out.float(), qkv[0, 128:].float().expand(48, 64), rtol=1e-3)
+    weights = torch.tensor([8.0, *[-8.0] * 47]).softmax(0)
+    attended(qkv, 48, 64, out, backend="triton")
+    assert error(out, (weights @ qkv[:, 128:].float()).expand(48, 64)) < 1e-3
+
+
+def test_heads_that_attention_has_no_kernel_for():
+    """Weights of larger ones could overflow; fp32 is the library's."""
+    assert not attends(torch.zeros(4, 384, dtype=HALF), 128, "triton")
+    assert not attends(torch.zeros(4, 192), 64, "triton")
+    assert not attends(torch.zeros(4, 192, dtype=HALF), 64, "reference")
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_int8_products_added_to_tokens(monkeypatch, kernel):
+    """Of which there are fewer than rows: those that fill up a product are not added."""
+    rows, real, n, k = 96, 90, 64, 96
+    monkeypatch.setattr(tokens, "SUM_ROWS", 48)
+    monkeypatch.setattr(tokens, "pick", lambda *_: Schedule(32, 32, 32, 4, 2) if kernel else None)
+    x, weight = (torch.randint(-127, 128, (count, k), dtype=torch.int8) for count in (rows, n))
+    scales, columns, bias, scale = normal(rows), normal(n) / 10000, normal(n, dtype=HALF), normal(n, dtype=HALF)
+    memory = normal(rows, n, dtype=HALF)
+    before, stream = memory.clone(), memory[:real]
+    sums = torch.empty(tokens.sum_rows(rows) * n, dtype=torch.int32)
+    multiplied(x, weight, scales, columns, bias, stream, sums, scale=scale, backend="triton")
+    made = (x.double() @ weight.double().t()) * scales[:, None] * columns + bias
+    assert error(stream, (before + made * scale)[:real]) < 1e-3
+    assert torch.equal(memory[real:], before[real:])
 
 
 @pytest.mark.parametrize("pairs", [False, True])
