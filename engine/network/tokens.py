@@ -27,8 +27,8 @@ from .products import KINDS, Product, product, product_rows, wide_of
 Through = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 #: Layers whose weights are being copied or in use.
 BUFFERS = 2
-#: Most rows of a group of tiles: they fill a GPU in one product. The int8 kernel makes 128 x 256 results at a time on
-#: each of an H200's 132 SMs: seven tiles of MiniMax H3 leave none idle, four 14 % of them in two products of a layer.
+#: Most rows of a group of tiles: they fill a GPU in one product. The int8 kernel makes twice 128 x 128 results at a time
+#: on each of an H200's 132 SMs: seven tiles of MiniMax H3 leave none idle, four 14 % of them in two products of a layer.
 ROWS = {None: 8192, "fp8": 8192, "int8": 12800}
 
 
@@ -109,12 +109,13 @@ class Scratch:
             memory = take((rows * max(columns),), dtype)
             return (memory[: rows * n].view(rows, n) for n in columns)
 
-        #: Of attention's results in 16 bit, behind the room of their codes.
-        behind = 3 * w if kind is not None and wide_of(kind, run.dtype).itemsize == 2 else w
-        self.narrow, self.gate, found = shared(KINDS.get(kind or "", run.dtype), w, i, behind)
-        self.found = self.narrow if behind == w else found.view(-1)[rows * w :].view(wide_of(kind, run.dtype)).view(rows, w)
+        wide = wide_of(kind, run.dtype)
+        # Results of attention in 16 bit lie behind the room of their codes.
+        whole = 3 * w if kind is not None and wide.itemsize == 2 else w
+        self.narrow, self.gate, found = shared(KINDS.get(kind or "", run.dtype), w, i, whole)
+        self.found = self.narrow if whole == w else found.flatten()[rows * w :].view(wide).view(rows, w)
         ups = i if kind == "int8" else 2 * i  # those products have multiplied gates and values
-        self.qkv, self.up, self.made = shared(wide_of(kind, run.dtype), 3 * w, ups, w)
+        self.qkv, self.up, self.made = shared(wide, 3 * w, ups, w)
         self.scales = None if kind is None else take((rows,), torch.float32)
         self.sums = take((sum_rows(rows) * max(3 * w, 2 * i),), torch.int32) if kind == "int8" else None
 

@@ -18,10 +18,6 @@ class Schedule:
     stages: int
 
 
-#: Generations whose products have a kernel; others take the library's, and a pass over its sums. On an H200 this tile
-#: took 333, 151, 852 and 398 us for the four products of a layer of MiniMax H3 (7 tiles of 1344x768), one of 256
-#: columns in eight warps 403, 171, 928 and 402.
-PRODUCTS = {90: Schedule(128, 128, 128, 4, 3)}
 @dataclass(frozen=True)
 class Steps:
     """Queries of one program of attention and keys of one step; warps; stages."""
@@ -32,6 +28,10 @@ class Steps:
     stages: int
 
 
+#: Generations whose products have a kernel; others take the library's, and a pass over its sums. On an H200 this tile
+#: took 333, 151, 852 and 398 us for the four products of a layer of MiniMax H3 (7 tiles of 1344x768), one of 256
+#: columns in eight warps 403, 171, 928 and 402.
+PRODUCTS = {90: Schedule(128, 128, 128, 4, 3)}
 #: Generations whose attention has a kernel.
 ATTENTION = {90: Steps(128, 64, 4, 3)}
 #: Tiles of rows that share tiles of the weight.

@@ -135,7 +135,7 @@ def transformer_cases(here: Target):
     for i, call in enumerate(product_calls(here)):
         yield f"conv int8 product of tokens {i}", call
     for call in attended_calls(here):
-        yield "tokens attended", call
+        yield "attention of tokens", call
     for kind in (INT8, FP8) if here.fp8 else (INT8,):
         for i, call in enumerate(narrow_calls(here, kind)):
             yield f"blocks {str(kind).split('.')[1]} {i}", call
