@@ -73,8 +73,8 @@ def problems(row, sm):
         triton = sm in (90, 100) or name.startswith("winograd") or word.startswith("float8")
         bulk = sm >= 90 and triton and "stride 2" not in name
         expect(any(op.startswith("UTMALDG" if bulk else "LDGSTS") for op in opcodes), "no asynchronous loads")
-    multiply = ("attention scores", "attention values", "attention of tokens", "to_pixels columns", "patch_pixels", "blocks",
-                "neighbourhood")  # fmt: skip
+    multiply = ("attention scores", "attention values", "attention of tokens", "to_pixels columns", "patch_pixels",
+                "blocks", "neighbourhood")  # fmt: skip
     if name.startswith(multiply):
         expect(any("MMA" in op and "HFMA" not in op for op in opcodes), "no matrix instruction")
     return found
