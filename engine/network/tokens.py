@@ -27,7 +27,7 @@ from .products import KINDS, Product, product, product_rows, wide_of
 Through = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 #: Layers whose weights are being copied or in use.
 BUFFERS = 2
-#: Most rows of a group of tiles: they fill a GPU in one product. The int8 kernel makes 128 x 128 results twice at a time
+#: Most rows of a group of tiles: they fill a GPU in one product. The int8 kernel makes two tiles of 128 x 128 at a time
 #: on each of an H200's 132 SMs: seven tiles of MiniMax H3 leave none idle, four 14 % of them in two products.
 ROWS = {None: 8192, "fp8": 8192, "int8": 12800}
 
