@@ -97,6 +97,8 @@ def values_kernel(weights, v, factors, out, query, key, rows, tokens, stride, ea
         begin = tl.program_id(2) * each * KEYS
         end = tl.minimum(begin + each * KEYS, end)
     for j0 in range(begin, end, BK):
+        if SPLIT and TMA:  # behind the bulk copies it would spill on sm_90
+            factor = tl.load(factors + j0 // KEYS * (tl.num_programs(0) * BM) + m)
         if TMA:
             wt = weights.load([m0, j0])
             vt = v.load([key + j0, n0])
@@ -104,7 +106,8 @@ def values_kernel(weights, v, factors, out, query, key, rows, tokens, stride, ea
             wt = tl.load(weights + m.to(tl.int64)[:, None] * (stride * UNIT) + j0 + j[None, :])
             vt = tl.load(v + (key + j0 + j).to(tl.int64)[:, None] * D + n[None, :],
                          mask=(j0 + j < tokens)[:, None] & (n < D)[None, :], other=0.0)
-        factor = tl.load(factors + j0 // KEYS * (tl.num_programs(0) * BM) + m)
+        if not (SPLIT and TMA):
+            factor = tl.load(factors + j0 // KEYS * (tl.num_programs(0) * BM) + m)
         acc += _dot(wt, vt, tl.zeros((BM, BN), tl.float32), UPCAST) * factor[:, None]
     row = query + m
     if SPLIT:

@@ -154,13 +154,19 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
 
 def _slices(s: Schedule, weight: Weight, geometry: Geometry, epilogue: Epilogue) -> int:
     """Return the slices of `mma_kernel`'s epilogue: quarters where halves would spill. That is beside the rows of a
-    tall tile with strides, beside a residual that is not as wide as the input, and of int8 in four warps where there
-    is a residual and sums."""
-    residual, eight = epilogue.residual is not None, weight.data.dtype.itemsize == 1
+    tall tile with strides; beside a residual that is not as wide as the input; of int8 with a residual and sums in four
+    warps, and of 256 channels in bf16; and in 16 bit where one turn of the loop is all of it."""
+    if s.columns < 128:
+        return s.slices
+    residual, eight, channels = epilogue.residual, weight.data.dtype.itemsize == 1, weight.channels
     strided = geometry.stride != (1, 1, 1) and s.positions > 128
-    shortcut = residual and weight.channels != weight.out_channels and weight.phases == (1, 1, 1) and not eight
-    all_of_it = residual and epilogue.groups > 0 and weight.data.dtype == torch.int8 and s.warps == 4
-    return 4 if s.columns >= 128 and (strided or shortcut or all_of_it) else s.slices
+    shortcut = residual is not None and channels != weight.out_channels and weight.phases == (1, 1, 1) and not eight
+    all_of_it = False
+    if residual is not None and epilogue.groups and weight.data.dtype == torch.int8:
+        square = channels == weight.out_channels == s.columns == 256
+        all_of_it = s.warps == 4 or (square and residual.dtype == torch.bfloat16)
+    one_turn = s.columns == 256 and weight.taps == 1 and channels == s.depth * s.stages and not eight
+    return 4 if strided or shortcut or all_of_it or one_turn else s.slices
 
 
 #: The most fp16 products that are summed in fp16 before the sum is added to others.

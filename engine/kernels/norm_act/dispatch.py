@@ -164,6 +164,8 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         if planes or (store.rounded and affine and border == 1):
             walks, block = rows * -(-pairs_of(w) // walk[0]), positions(wide, walk[1])
             warps = (PLANE_WARPS if affine else OTHER_PLANE_WARPS).get(buffer.dtype, WARPS)
+            if (norm.kind, constants["HEALTH"], buffer.dtype, co) == ("none", True, torch.bfloat16, 256):
+                warps = 2  # four spill on sm_80
             launcher("norm_act.planes_kernel", here)[(-(-walks // block), d)](
                 *arguments, limit, int(not planes), **constants, ROUNDED=store.rounded, WALK=walk[0], BP=block,
                 num_warps=warps,

@@ -8,16 +8,17 @@ from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.prebuilt.keys import aligned, key
 from zerowaste_vae.engine.kernels.targets import FP8, capabilities, prebuilt
 
-HALF, INT8 = torch.float16, torch.int8
+HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 
 
-def call(here, dtype=HALF, channels=128, stride=1, width=33, outputs=None, **epilogue):
-    """The launch of a 3x3x3 convolution. outputs: as many as inputs, if they are not named."""
+def call(here, dtype=HALF, channels=128, stride=1, width=33, outputs=None, held=HALF, taps=3, **epilogue):
+    """The launch of a convolution of taps^3. outputs: as many as inputs, if they are not named. held: their type."""
     meta, outputs = {"device": "meta"}, outputs or channels
     scale = torch.empty(outputs, **meta) if dtype.itemsize == 1 else None
-    weight = Weight(torch.empty(outputs, 27 * channels, dtype=dtype, **meta), channels, outputs, (3, 3, 3), scale)
+    values = torch.empty(outputs, taps**3 * channels, dtype=dtype, **meta)
+    weight = Weight(values, channels, outputs, (taps, taps, taps), scale)
     x = torch.empty(4, 9 * stride + 2, width * stride + 2, channels, dtype=dtype, **meta)
-    out = torch.empty(2, 9, width, outputs, dtype=HALF, **meta)
+    out = torch.empty(2, 9, width, outputs, dtype=held, **meta)
     if epilogue.pop("residual", False):
         epilogue["residual"] = torch.empty_like(out)
     with recording(here) as calls:
@@ -102,6 +103,13 @@ CARD = capabilities("card", 86, (3, 6))
         (dict(residual=True, channels=256, dtype=INT8), 2),
         (dict(groups=32, channels=256, dtype=INT8), 2),
         (dict(residual=True, groups=32, dtype=INT8), 2),  # eight warps
+        (dict(residual=True, groups=32, channels=256, dtype=INT8, width=1700, held=BF16), 4),
+        (dict(residual=True, groups=32, channels=256, dtype=INT8, width=1700), 2),  # measured with halves
+        (dict(residual=True, groups=32, channels=512, dtype=INT8, width=1700, held=BF16), 2),
+        (dict(residual=True, channels=256, dtype=INT8, width=1700, held=BF16), 2),
+        (dict(outputs=256, taps=1, width=1700), 4),  # two steps, which are one turn
+        (dict(outputs=256, taps=1, width=1700, channels=256), 2),
+        (dict(outputs=256, width=1700), 2),
     ],
     ids=str,
 )

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from zerowaste_vae.engine.kernels.conv3d import Partials, padded_channels
+from zerowaste_vae.engine.kernels.conv3d import Partials, buffer_shape, padded_channels
+from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.norm_act import Condition, Norm, Store, coefficients, norm_act, statistics
-from zerowaste_vae.engine.kernels.targets import FP8
+from zerowaste_vae.engine.kernels.targets import FP8, capabilities
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import CAST_STEP, TOLERANCE, error, group_sums, true_sums
@@ -214,3 +215,25 @@ def test_not_finite(backend, kind, which):
         assert health.isnan()
         getattr(norm, which)[31] = 0.0
         health.zero_()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "channels", "asked", "warps"),
+    [
+        ("none", torch.bfloat16, 256, True, 2),
+        ("none", torch.bfloat16, 256, False, 4),
+        ("none", torch.float16, 256, True, 4),
+        ("none", torch.bfloat16, 512, True, 4),
+        ("rms", torch.bfloat16, 256, True, 2),
+        ("group", torch.bfloat16, 256, True, 4),
+    ],
+)
+def test_planes_have_fewer_warps_where_four_would_spill(kind, dtype, channels, asked, warps):
+    """As `tools/build_kernels.py --check` finds it for sm_80."""
+    meta = {"device": "meta"}
+    x, coefs = torch.empty(2, 8, 8, channels, dtype=dtype, **meta), torch.empty(2, 2, channels, **meta)
+    buffer = torch.empty(2, *buffer_shape(8, 8, channels), dtype=dtype, **meta)
+    with recording(capabilities("card", 80, (3, 6))) as calls:
+        norm_act(x, Norm(kind), buffer, coefs=coefs, health=torch.zeros((), **meta) if asked else None)
+    assert [one.kernel for one in calls] == ["norm_act.planes_kernel"]
+    assert calls[0].constants["num_warps"] == warps

@@ -43,6 +43,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     shortcut = epilogue.residual is not None and c != k
     if here.mma_sync and s.warps == 4 and s.columns >= 128 and (sums["ACC"] == "f16" or shortcut):
         s = replace(s, warps=8)
+    slices = _slices(s, weight, epilogue, sums["ACC"]) if here.mma_sync and not here.tma else s.slices
     if not x.is_meta and out.data_ptr() == x.data_ptr():
         raise ValueError("conv3d in Winograd form cannot overwrite its input")
     # Without sums tiles need not align with bands, and one block for the plane wastes least.
@@ -52,7 +53,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     frame_tiles = full * block_tiles + -(-rest * pairs // s.positions)
     partials = None
     if epilogue.groups:
-        span = stat_span(k, epilogue.groups, min(s.columns // s.slices, s.tail or s.columns))
+        span = stat_span(k, epilogue.groups, min(s.columns // slices, s.tail or s.columns))
         shape = (d, frame_tiles, k // span, 2)
         partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
     operands: list[Any] = [x, weight.data, weight.data] * 2
@@ -68,10 +69,20 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
               frame_tiles, d * frame_tiles)  # fmt: skip
     constants = dict(
         C=c, K=k, KT=weight.kernel[0], KH=weight.kernel[1], MIX=weight.mix is not None, **told.constants,
-        **sums, TMA=here.tma, SLICES=s.slices, GROUP=s.group,
+        **sums, TMA=here.tma, SLICES=slices, GROUP=s.group,
         BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth, REST=s.rest, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
     launcher("conv3d.winograd_kernel", here)[(d * frame_tiles * -(-k // (s.columns + s.tail)),)](
         *operands, mix, out, *told.tensors, *told.numbers, *places, *told.strides, **constants
     )
     return partials
+
+
+def _slices(s: Schedule, weight: Weight, epilogue: Epilogue, accumulate: str) -> int:
+    """Return the slices of the epilogue: quarters for those kinds of 8-bit layers that spill with halves."""
+    tile, deep, c, residual = (s.columns, s.warps), weight.kernel[0], weight.channels, epilogue.residual is not None
+    if weight.data.dtype == torch.int8 and not residual and not epilogue.groups:
+        spills = (tile == (64, 4) and deep == 3 and c & (c - 1) > 0) or (tile == (128, 8) and (deep, c) == (1, 256))
+    else:
+        spills = accumulate == "f16" and residual and tile == (64, 4) and (deep, c) == (1, 128)
+    return 4 if spills and weight.data.dtype.itemsize == 1 else s.slices
