@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .system.devices import synchronize
+from .system.devices import counters, synchronize
 from .system.memory import GIB
 
 #: Counted events -> their wording in a report.
@@ -89,16 +89,15 @@ class Report:
             yield
             return
         synchronize(device)
-        self.before_gb = torch.cuda.memory_allocated(device) / GIB
-        highest = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        before = counters(device)
+        self.before_gb = before.allocated / GIB
         try:
             yield
         finally:
             synchronize(device)
-            allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-            now = torch.cuda.memory_reserved(device)
-            self.allocated_gb = allocated / GIB if allocated > highest[0] else None
-            self.reserved_gb = (reserved if reserved > highest[1] else now) / GIB
+            now = counters(device)
+            self.allocated_gb = now.most_allocated / GIB if now.most_allocated > before.most_allocated else None
+            self.reserved_gb = (now.most_reserved if now.most_reserved > before.most_reserved else now.reserved) / GIB
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a dict that JSON can hold."""

@@ -219,7 +219,7 @@ def _attempt(
     if not as_run:
         free_cached(vae.device, getattr(vae.model, half))
     limits = plan.plain and enforced(vae.device)
-    held = vae._held(half) + vae._plain.gaps(half)
+    held = vae._held(half) + vae._plain.gaps(half) if limits else 0
     with Allowance(vae.device, plan.own_bytes, held, limits) as allowance:
         steps = scoped(allowance.step, attempt(vae, plan))
         # Only the steps are timed: between them the caller works.

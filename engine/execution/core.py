@@ -245,7 +245,8 @@ class Core(Calls):
     def _held(self, half: str) -> int:
         """Return the bytes on its device that a plan for `half` counts, or that are freed before it runs: not foreign
         memory."""
-        own = sum(p.nbytes for p in self._parameters if p.device.type == self.device.type)
+        kind = self.device.type
+        own = sum(p.nbytes for p in self._parameters if p.device.type == kind)
         return own + self._packed(half) + KEPT.nbytes(self.device)
 
     def _packed(self, half: str) -> int:

@@ -218,14 +218,18 @@ def scoped(
 ) -> Generator[T, None, R]:
     """Run each step of `steps`, and its end, inside a `context()` of its own, which is left between them: it does not
     affect the code that takes what is yielded."""
+    over = False
     try:
         while True:
             with context():
+                over = True  # with an error, too
                 try:
                     item = next(steps)
                 except StopIteration as end:
                     return end.value
+                over = False
             yield item
     finally:
-        with context():
-            steps.close()
+        if not over:
+            with context():
+                steps.close()

@@ -9,6 +9,7 @@ import torch
 
 from ..request import Request
 from ..runtime.pinned import POOL
+from ..system.devices import counters
 from ..system.memory import GIB, available_ram
 from ..system.orders import ORDERS
 from .plan import Plan
@@ -94,8 +95,8 @@ class Machine:
         if device.type != "cuda":
             return cls(device, None, _half_ram(device), foreign=beside, held=held)
         free, total = torch.cuda.mem_get_info(device)
-        others = max(0, total - free - torch.cuda.memory_reserved(device))
-        foreign = max(0, torch.cuda.memory_allocated(device) - held)
+        own = counters(device)
+        others, foreign = max(0, total - free - own.reserved), max(0, own.allocated - held)
         return cls(device, total, _half_ram(device), others, foreign)
 
     def limits(self, request: Request) -> Limits:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 
 from .. import log
-from ..system.devices import allocator, empty_device_cache, numbered
+from ..system.devices import allocator, counters, empty_device_cache, numbered
 
 #: Copies up to so many bytes change little, and looking for their memory takes as long as the convolution.
 SMALL = 8 << 20
@@ -79,8 +79,8 @@ class Allowance:
         if self._device is not None:
             if self.limits:
                 empty_device_cache()
-                self.base = torch.cuda.memory_reserved(self._device) - self._held
-                self._failed = _failures(self._device)
+                now = counters(self._device)
+                self.base, self._failed = now.reserved - self._held, now.failures
             _LIMITS[self._device].change(self, runs=True)
         return self
 
@@ -88,7 +88,8 @@ class Allowance:
         if self._device is None:
             return
         _LIMITS[self._device].change(self, runs=False)
-        if self.limits and kind is None and _failures(self._device) > self._failed:
+        if self.limits and kind is None and counters(self._device).failures > self._failed:
+            # cuDNN goes on without an algorithm that finds no memory.
             log.once("cuDNN found no memory for some algorithms within the plan and took others, perhaps slower ones: "
                      "raise vram_gb")  # fmt: skip
 
@@ -99,7 +100,7 @@ class Allowance:
             yield
             return
         if self._left >= 0:
-            self.base += max(torch.cuda.memory_allocated(self._device) - self._left, 0)
+            self.base += max(counters(self._device).allocated - self._left, 0)
         limit = _LIMITS[self._device]
         limit.change(self, inside=True)
         _step.active = True
@@ -108,12 +109,7 @@ class Allowance:
         finally:
             _step.active = False
             limit.change(self, inside=False)
-            self._left = torch.cuda.memory_allocated(self._device)
-
-
-def _failures(device: torch.device) -> int:
-    """Return how many requests torch could not meet. cuDNN goes on without an algorithm that finds no memory."""
-    return torch.cuda.memory_stats(device).get("num_ooms", 0)
+            self._left = counters(self._device).allocated
 
 
 class _Limit:

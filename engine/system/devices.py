@@ -11,6 +11,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
 
 import torch
 
@@ -27,12 +28,34 @@ def empty_device_cache() -> None:
         torch.cuda.empty_cache()
 
 
+class Counters(NamedTuple):
+    """torch's counters of its memory on a GPU: bytes allocated and reserved now, the most of each so far, and the
+    number of requests that it could not meet."""
+
+    allocated: int
+    reserved: int
+    most_allocated: int
+    most_reserved: int
+    failures: int
+
+
+def counters(device: torch.device) -> Counters:
+    """Read torch's counters for a GPU. torch's functions for a single one also read all, and sort them each time."""
+    found = torch.cuda.memory_stats_as_nested_dict(device)  # empty before CUDA's first use
+    allocated, reserved = (found.get(f"{kind}_bytes", {}).get("all", {}) for kind in ("allocated", "reserved"))
+    return Counters(
+        allocated.get("current", 0), reserved.get("current", 0), allocated.get("peak", 0), reserved.get("peak", 0),
+        found.get("num_ooms", 0),
+    )  # fmt: skip
+
+
 def gaps(device: torch.device) -> int:
     """Return the unused bytes that torch keeps reserved on a GPU, in segments of which a part is in use; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     empty_device_cache()
-    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    now = counters(device)
+    return now.reserved - now.allocated
 
 
 def free_cached(device: torch.device, owner: object) -> None:

@@ -87,27 +87,18 @@ def test_a_stage_entered_twice_adds_up(monkeypatch):
     assert report.seconds == {"a": 6.0, "b": 1.0}
 
 
-class Counters:
-    """torch.cuda's memory counters: allocated, reserved and their peaks, moved by hand."""
-
-    def __init__(self, monkeypatch, **values):
-        self.values = values
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
-            monkeypatch.setattr(torch.cuda, name, lambda _, name=name: self.values[name] * GIB)
-
-
 def test_peaks(monkeypatch):
     """Peaks that rose are known and hidden ones are not."""
-    counters = Counters(
-        monkeypatch, memory_allocated=1, max_memory_allocated=5, memory_reserved=2, max_memory_reserved=6
-    )
+    allocated, reserved = {"current": GIB, "peak": 5 * GIB}, {"current": 2 * GIB, "peak": 6 * GIB}
+    found = {"allocated_bytes": {"all": allocated}, "reserved_bytes": {"all": reserved}}
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: found)
     report = Report("decode", (1, 1, 8, 8), "seedvr2", "fp16", "cuda:0")
     with report.measured(torch.device("cuda")):
-        counters.values.update(memory_reserved=4)
+        reserved["current"] = 4 * GIB
     assert (report.before_gb, report.allocated_gb, report.reserved_gb) == (1, None, 4)
     with report.measured(torch.device("cuda")):
-        counters.values.update(max_memory_allocated=7, max_memory_reserved=8, memory_reserved=3)
+        allocated["peak"], reserved["peak"], reserved["current"] = 7 * GIB, 8 * GIB, 3 * GIB
     assert (report.before_gb, report.allocated_gb, report.reserved_gb) == (1, 7, 8)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from zerowaste_vae.engine.planning import budget
 from zerowaste_vae.engine.request import Request
+from zerowaste_vae.engine.system.devices import Counters
 from zerowaste_vae.engine.system.memory import GIB
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -35,8 +36,7 @@ def test_cpu_target(monkeypatch):
 )
 def test_cuda_target(monkeypatch, free, reserved, allocated, asked, expected):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda d: (free * GIB, 16 * GIB))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda d: reserved * GIB)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda d: allocated * GIB)
+    monkeypatch.setattr(budget, "counters", lambda d: Counters(allocated * GIB, reserved * GIB, 0, 0, 0))
     held = min(allocated, 1) * GIB
     limits = budget.Machine.now(GPU, held).limits(Request(vram_gb=asked, ram_gb=3))
     room = limits.room

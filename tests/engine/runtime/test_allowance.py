@@ -8,6 +8,7 @@ from zerowaste_vae import load
 from zerowaste_vae.engine.execution import call
 from zerowaste_vae.engine.runtime import allowance
 from zerowaste_vae.engine.runtime.allowance import Allowance, find_workspace
+from zerowaste_vae.engine.system.devices import Counters
 
 CARD = torch.device("cuda", 0)
 
@@ -30,12 +31,11 @@ class Card:
 def card(monkeypatch):
     fake = Card()
     for name, value in {
-        "memory_reserved": lambda device: fake.reserved, "memory_allocated": lambda device: fake.allocated,
         "mem_get_info": lambda device: (0, 1000), "set_per_process_memory_fraction": fake.limit,
         "get_per_process_memory_fraction": lambda device: fake.fraction,
-        "memory_stats": lambda device: {"num_ooms": fake.failures},
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value, raising=False)
+    monkeypatch.setattr(allowance, "counters", lambda _: Counters(fake.allocated, fake.reserved, 0, 0, fake.failures))
     monkeypatch.setattr(allowance, "empty_device_cache", fake.empty)
     monkeypatch.setattr(allowance, "_LIMITS", type(allowance._LIMITS)(allowance._Limit))
     return fake
