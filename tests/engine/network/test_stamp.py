@@ -88,6 +88,32 @@ def test_changes_in_inference_mode_are_noticed(change):
         assert not stamp.holds(network)
 
 
+def test_moved_in_inference_mode(network):
+    """As a host moves weights, which torch then no longer counts writes to."""
+    stamp = Stamp(network)
+    with torch.inference_mode():
+        for tensor in network.parameters():
+            tensor.data = tensor.data.clone()
+        assert stamp.holds(network) and stamp.holds(network)
+        network[0].weight.mul_(2)
+        assert not stamp.holds(network)
+
+
+def test_values_of_every_size(network):
+    """A change is seen at the ends of a long axis too, whatever the layout; tensors without values are no trouble."""
+    wide = nn.Conv2d(40, 33, 3, bias=False).requires_grad_(False)
+    wide.none, wide.one = nn.Parameter(torch.empty(0), False), nn.Parameter(torch.ones(()), False)
+    for change in (lambda: wide.weight.data[16:].neg_(), lambda: wide.weight.data[:, :20].mul_(2),
+                   lambda: wide.one.data.add_(1)):  # fmt: skip
+        stamp = Stamp(wide)
+        wide.to(memory_format=torch.channels_last)
+        assert stamp.holds(wide, closely=True)
+        wide.to(memory_format=torch.contiguous_format)
+        assert stamp.holds(wide, closely=True)
+        change()
+        assert not stamp.holds(wide, closely=True)
+
+
 def test_uncounted_writes(network):
     """A close look sees writes that torch does not count."""
     stamp = Stamp(network)
