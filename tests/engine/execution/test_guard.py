@@ -1,11 +1,13 @@
 """Out of memory and cancellation at every point of a run: nothing lost, nothing leaked, the VAE reusable."""
 
 import weakref
+from contextlib import contextmanager
 
 import pytest
 import torch
 from zerowaste_vae import Cancelled, PlanError
 from zerowaste_vae.engine.execution import fused_pass
+from zerowaste_vae.engine.execution.guard import scoped
 from zerowaste_vae.engine.execution.staging import StagedReader
 from zerowaste_vae.engine.network.plain import Half
 from zerowaste_vae.engine.planning.budget import Machine
@@ -35,6 +37,42 @@ def test_what_counts_as_out_of_memory():
         assert out_of_memory(error)
     for error in (RuntimeError("shape mismatch"), ValueError("out of memory"), Cancelled("cancelled")):
         assert not out_of_memory(error)
+
+
+@pytest.mark.parametrize(("taken", "failing", "contexts"), [(9, False, 3), (9, True, 3), (1, False, 2), (0, False, 0)])
+def test_steps_in_a_context(taken, failing, contexts):
+    """Steps, their end, and the clean-up of steps broken off run inside; the code that takes a step runs outside."""
+    inside, entered = False, 0
+
+    @contextmanager
+    def context():
+        nonlocal inside, entered
+        inside, entered = True, entered + 1
+        yield
+        inside = False
+
+    def steps():
+        try:
+            for step in range(2):
+                assert inside
+                yield step
+            if failing:
+                raise KeyError
+            return "end"
+        finally:
+            assert inside
+
+    run = scoped(context, steps())
+    try:
+        for _ in range(taken):
+            next(run)
+            assert not inside
+    except StopIteration as end:
+        assert end.value == "end" and not failing
+    except KeyError:
+        assert failing
+    run.close()
+    assert entered == contexts
 
 
 # -- allocations that fail --------------------------------------------------------------------------------------------

@@ -146,6 +146,22 @@ def test_streams_of_threads(monkeypatch):
     assert used(3) == [1, 1, 2, 2, 3, 3]
 
 
+def test_no_counters_before_the_first_use(monkeypatch):
+    """torch has none then."""
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: {})
+    assert devices.counters(SECOND) == (0, 0, 0, 0, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_counters_are_torchs():
+    there, cuda = torch.empty(3 << 20, device="cuda"), torch.cuda
+    torch.empty(5 << 20, device="cuda")
+    expected = (cuda.memory_allocated(), cuda.memory_reserved(), cuda.max_memory_allocated(),
+                cuda.max_memory_reserved(), cuda.memory_stats()["num_ooms"])  # fmt: skip
+    assert devices.counters(there.device) == expected and expected[0] >= there.nbytes
+
+
 def test_number(current, monkeypatch):
     """A gpu without a number is the one current at loading."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
