@@ -49,7 +49,7 @@ def normalised(
     with on_device(x):
         launcher("tokens.normalised_kernel", here)[(x.shape[0],)](
             x, x if y is None else y, weight if scale is None else scale, weight, out, x if scales is None else scales,
-            eps, D=x.shape[1], ADDS=y is not None, LIMIT=int(limit), TURN=turn, **_block(x.shape[1]),
+            eps, D=x.shape[1], ADDS=y is not None, LIMIT=int(limit), TURN=turn, **_block(x.shape[1], turn),
         )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def gated(x: Tensor, out: Tensor, scales: Tensor | None = None, *, turn: int = 0
         reference.gated(x, out, scales, limit, turn)
         return
     d = out.shape[1]
-    block = _block(d) if limit else {"BLOCK": COLUMNS, "num_warps": 4}
+    block = _block(d, turn) if limit else {"BLOCK": COLUMNS, "num_warps": 4}
     with on_device(x):
         launcher("tokens.gated_kernel", here)[(x.shape[0], -(-d // block["BLOCK"]))](
             x, out, x if scales is None else scales, D=d, LIMIT=int(limit), TURN=turn, **block
@@ -103,7 +103,7 @@ def rounded(
     with on_device(x):
         launcher("tokens.rounded_kernel", here)[(x.shape[0],)](
             x, out, x if scales is None else scales, D=x.shape[1], LIMIT=int(limit), TURN=turn, ZEROED=zeroed,
-            **_block(x.shape[1]),
+            **_block(x.shape[1], turn),
         )  # fmt: skip
 
 
@@ -200,10 +200,10 @@ def _limit(out: Tensor, scales: Tensor | None, turn: int) -> float:
     return LIMITS.get(out.dtype, 0.0)
 
 
-def _block(columns: int) -> dict[str, int]:
+def _block(columns: int, turn: int) -> dict[str, int]:
     """Return the block of a program that has a whole row."""
     block = _power(columns)
-    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
+    return {"BLOCK": block, "num_warps": min(max(block // (2048 if turn == 256 else 512), 1), 16)}
 
 
 def _power(count: int) -> int:

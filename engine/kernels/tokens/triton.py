@@ -8,38 +8,65 @@ import triton.language as tl
 
 
 @triton.jit
-def _stage(v, BLOCK: tl.constexpr, APART: tl.constexpr):
-    """Rotate each four values that lie so far apart: half their sum, less the one in the opposite place."""
-    four = tl.reshape(v, (BLOCK // (4 * APART), 4, APART))
-    return tl.reshape(0.5 * tl.sum(four, 1)[:, None, :] - tl.flip(four, 1), (BLOCK,))
+def _places(BLOCK: tl.constexpr, TURN: tl.constexpr):
+    """Return the columns of a row in the order that its program has them. Where 256 are rotated together, a thread has
+    columns that lie 64 apart, so that three of four stages are its own: exchanges between threads took most of the
+    time."""
+    c = tl.arange(0, BLOCK)
+    if TURN == 256:
+        c = c % (BLOCK // 4) // 64 * 256 + c // (BLOCK // 4) * 64 + c % 64
+        c = tl.max_contiguous(tl.multiple_of(c, 64), 64)
+    return c
+
+
+@triton.jit
+def _stage(v, BLOCK: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr):
+    """Rotate each four values of which two lie NEAR apart and two pairs FAR: half their sum, less the one in the
+    opposite place."""
+    four = tl.reshape(v, (BLOCK // (2 * FAR), 2, FAR // (2 * NEAR), 2, NEAR))
+    near = tl.flip(four, 3)
+    pairs = four + near
+    return tl.reshape(0.5 * (pairs + tl.flip(pairs, 1)) - tl.flip(near, 1), (BLOCK,))
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _store(values, out, scales, row, at, real, LIMIT: tl.constexpr, TURN: tl.constexpr, BLOCK: tl.constexpr):
-    """TURN > 0: first rotate each TURN columns, a power of 4, stage by stage. LIMIT > 0: in 8 bit, the row's largest
-    becomes that. 127: whole numbers. What is not finite makes the row's scale NaN, and so all that is made of the row:
-    a maximum alone passes over NaN on a GPU."""
-    if TURN >= 4:
-        values = _stage(values, BLOCK, 1)
-    if TURN >= 16:
-        values = _stage(values, BLOCK, 4)
-    if TURN >= 64:
-        values = _stage(values, BLOCK, 16)
-    if TURN >= 256:
-        values = _stage(values, BLOCK, 64)
-    if TURN >= 1024:
-        values = _stage(values, BLOCK, 256)
-    if TURN >= 4096:
-        values = _stage(values, BLOCK, 1024)
-    if TURN >= 16384:
-        values = _stage(values, BLOCK, 4096)
+    """TURN > 0: first rotate each TURN columns, a power of 4, stage by stage; values and `at` are in the order of
+    `_places`. LIMIT > 0: in 8 bit, the row's largest becomes that. 127: whole numbers. What is not finite makes the
+    row's scale NaN, and so all that is made of the row."""
+    if TURN == 256:
+        values = _stage(values, BLOCK, 1, 2)
+        values = _stage(values, BLOCK, 4, 8)
+        values = _stage(values, BLOCK, 16, 32)
+        values = _stage(values, BLOCK, BLOCK // 4, BLOCK // 2)
+    else:
+        if TURN >= 4:
+            values = _stage(values, BLOCK, 1, 2)
+        if TURN >= 16:
+            values = _stage(values, BLOCK, 4, 8)
+        if TURN >= 64:
+            values = _stage(values, BLOCK, 16, 32)
+        if TURN >= 1024:
+            values = _stage(values, BLOCK, 64, 128)
+            values = _stage(values, BLOCK, 256, 512)
+        if TURN >= 4096:
+            values = _stage(values, BLOCK, 1024, 2048)
+        if TURN >= 16384:
+            values = _stage(values, BLOCK, 4096, 8192)
     if LIMIT > 0:
-        largest = tl.max(tl.where(values == values, tl.abs(values), float("inf")), 0)
+        largest = tl.reduce(tl.abs(values), 0, _larger)
         scale = tl.where(largest < float("inf"), tl.maximum(largest / LIMIT, 1e-12), float("nan"))
         tl.store(scales + row, scale)
-        values = tl.minimum(tl.maximum(values / scale, -LIMIT), LIMIT)
         if LIMIT == 127:
-            values = tl.floor(values + 0.5)
+            # The low byte of a float of 3 * 2^22 and a small whole number is that number: conversions are slow.
+            values = (values * (1.0 / scale) + 12582912.0).to(tl.int32, bitcast=True)
+        else:
+            values = tl.minimum(tl.maximum(values / scale, -LIMIT), LIMIT)
     tl.store(out + at, values.to(out.dtype.element_ty), mask=real)
 
 
@@ -49,7 +76,7 @@ def normalised_kernel(x, y, scale, weight, out, scales, eps,
                       TURN: tl.constexpr):  # fmt: skip
     """x += y * scale, stored as x is; then over sqrt(mean square + eps), times weight."""
     row = tl.program_id(0).to(tl.int64)
-    c = tl.arange(0, BLOCK)
+    c = _places(BLOCK, TURN)
     real, at = c < D, row * D + c
     v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
     if ADDS:
@@ -96,7 +123,7 @@ def _gated(gate, value):
 def gated_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr, TURN: tl.constexpr):
     """Multiply SiLU of the first half of [R, 2 D] by the second. A program has a whole row where LIMIT > 0."""
     row = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.program_id(1) * BLOCK + _places(BLOCK, TURN)
     real = c < D
     gate = tl.load(x + row * (2 * D) + c, mask=real, other=0.0).to(tl.float32)
     value = tl.load(x + row * (2 * D) + D + c, mask=real, other=0.0).to(tl.float32)
@@ -108,7 +135,7 @@ def rounded_kernel(x, out, scales, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: 
                    ZEROED: tl.constexpr):  # fmt: skip
     """ZEROED: NaN becomes 0."""
     row = tl.program_id(0).to(tl.int64)
-    c = tl.arange(0, BLOCK)
+    c = _places(BLOCK, TURN)
     real = c < D
     v = tl.load(x + row * D + c, mask=real, other=0.0).to(tl.float32)
     if ZEROED:

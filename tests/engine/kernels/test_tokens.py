@@ -135,13 +135,14 @@ def test_summed(monkeypatch, pairs):
     assert error(made, paired(wide) if pairs else wide) < 1e-3
 
 
-@pytest.mark.parametrize("group", [4, 16, 64])
+@pytest.mark.parametrize("group, width", [(4, WIDTH), (16, WIDTH), (64, WIDTH), (256, 768), (256, 256), (1024, 1024)])
 @pytest.mark.parametrize("backend", ["triton", "reference"])
-def test_columns_rotated_before_they_are_rounded(backend, group):
-    """In all passes, as a product with the matrix does it; a row of 192 columns has a part of a block behind it."""
-    x, y = normal(ROWS, 2 * WIDTH), normal(ROWS, WIDTH)
-    turn = torch.block_diag(*[hadamard(group)] * (WIDTH // group))
-    ones, gate = torch.ones(WIDTH), torch.nn.functional.silu(x[:, :WIDTH]) * x[:, WIDTH:]
+def test_columns_rotated_before_they_are_rounded(backend, group, width):
+    """In all passes, as a product with the matrix does it; rows of 192 and 768 columns have a part of a block behind
+    them."""
+    x, y = normal(ROWS, 2 * width), normal(ROWS, width)
+    turn = torch.block_diag(*[hadamard(group)] * (width // group))
+    ones, gate = torch.ones(width), torch.nn.functional.silu(x[:, :width]) * x[:, width:]
     calls = {
         "normalised": (lambda *out, **how: normalised(y, ones, 1e-5, *out, **how),
                        y * (y.square().mean(1, keepdim=True) + 1e-5).rsqrt()),
@@ -149,11 +150,23 @@ def test_columns_rotated_before_they_are_rounded(backend, group):
         "rounded": (lambda *out, **how: rounded(y, *out, **how), y),
     }  # fmt: skip
     for name, (call, plain) in calls.items():
-        out, scales = outputs(torch.int8)
+        out, scales = outputs(torch.int8, width=width)
         call(out, scales, turn=group, backend=backend)
         want = plain @ turn
         torch.testing.assert_close(scales, want.abs().amax(1) / 127, rtol=1e-5, atol=0)
         assert (values(out, scales) - want).abs().amax() <= 0.51 * scales.max(), name
+
+
+@pytest.mark.parametrize("dtype, turn", [(FP8, 0), (torch.int8, 0), (torch.int8, 256)])
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+def test_rows_that_are_not_finite_have_no_scale(backend, dtype, turn):
+    """Wherever such a value stands among others, and no other row loses its own."""
+    x = normal(5, 256)
+    x[0, 255], x[2, 70], x[4, 0] = torch.inf, torch.nan, -torch.inf
+    out, scales = outputs(dtype, width=256)
+    rounded(x, out, scales, turn=turn, backend=backend)
+    assert scales.isnan().tolist() == [True, False, True, False, True]
+    assert values(out, scales)[[1, 3]].isfinite().all()
 
 
 def test_only_8_bit_is_rotated():
