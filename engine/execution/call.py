@@ -290,7 +290,7 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
         report.mode = f"torch with kernels of its own ({layout})"
     if plan.own is not None and plan.own.layers:
         kind = vae._mixed.mode.kind
-        report.mode = f"a transformer, its products in {kind or vae.precision} by the libraries"
+        report.mode = f"a transformer, its products in {kind or vae.precision}"
     elif not plan.fused and vae.fused() is not None and (why := vae.planner.walk.why_not(half)):
         log.once(f"{vae.arch} {half}: plain torch instead of the fused kernels: {why}")
     report.plan = plan.describe()

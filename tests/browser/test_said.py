@@ -77,12 +77,12 @@ def test_several_sentences_and_those_of_nodes():
 
 def test_what_ran():
     modes = ["plain torch (NCDHW)", "fused kernels (NDHWC), 3 of 5 chunks replayed from CUDA graphs"]
-    modes += ["a transformer, its products in bf16 by the libraries"]
+    modes += ["a transformer, its products in bf16"]
     modes += ["ComfyUI's own code, because the engine does not know this network, in its own tiles of 96 pixels"]
     assert said(modes, CHINESE) == [
         "普通 torch（NCDHW）",
         "融合内核（NDHWC），5 段中有 3 段由 CUDA 图重放",
-        "Transformer，其乘积由库以 bf16 计算",
+        "Transformer，其乘积以 bf16 计算",
         "ComfyUI 自己的代码，因为引擎不认识这个网络，用它自己的 96 像素分块",
     ]
 
