@@ -13,7 +13,7 @@ from ..observe import observed
 from ..targets import Target, interpreted, kernels_for, on_device
 from . import reference
 from .schedules import LONGEST, Schedule, pick
-from .windows import TERMS, Window, hidden
+from .windows import TERMS, Window, hidden, whole
 
 #: Sizes of a head that the kernel takes.
 HEADS = (16, 32, 64, 128)
@@ -74,24 +74,24 @@ def launch(
     s = schedule or pick(here.sm)
     kernel = window.within(height, width)
     tile, size = s.tile(window.kernel)
-    table, kinds, grid = hidden(height, width, kernel[1:], tile, size, q.dtype, q.device)
+    table, kinds, grid = hidden(height, width, kernel[1:], tile, size, s.keys, q.dtype, q.device)
     peak = bound * LOG2E
     # fp16 weights would lose their small values below 2^-14.
     bounded = peak <= LARGEST_PEAK and q.dtype != torch.float16
     programs = heads * math.prod(grid) * -(-frames // s.frames)
-    inside = height >= size[0] and width >= size[1]
+    fits = height >= size[0] and width >= size[1]
     # Weights on the meta device have no bound, and frames there stand for all sizes: all forms are recorded.
-    forms = itertools.product((False, True), repeat=2) if q.is_meta else ((inside, not bounded),)
-    even = math.prod(size) // s.keys % 2 == 0
-    for whole, running in forms:
-        wide = here.wgmma and schedule is None and whole and not running and even and head == WIDE_HEAD
+    forms = itertools.product((False, True), repeat=2) if q.is_meta else ((fits, not bounded),)
+    even = -(-math.prod(size) // s.keys) % 2 == 0
+    for inside, running in forms:
+        wide = here.wgmma and schedule is None and inside and not running and even and head == WIDE_HEAD
         more = {"maxnreg": REGISTERS} if wide else {
-            "INSIDE": whole, "RUNNING": running, "num_stages": s.stages,
+            "INSIDE": inside, "RUNNING": running, "num_stages": s.stages,
             "UPCAST": interpreted() and q.is_cpu and q.dtype == torch.bfloat16,
         }  # fmt: skip
         launcher(f"neighbourhood.{'wide_' * wide}neighbourhood_kernel", here)[(programs,)](
             q, k, v, table, kinds, out, frames, height, width, window.first, window.clip, ring, k.shape[0], *grid,
             *kernel, LOG2E, 0.0 if running else peak, HEADS=heads, D=head, TOKEN_Q=q.stride(2), TOKEN_K=k.stride(2),
-            RH=size[0], RW=size[1], BT=s.frames, BH=tile[0], BW=tile[1], BM=s.queries, BN=s.keys, TERMS=TERMS,
-            num_warps=s.warps, **more,
+            RH=size[0], RW=size[1], WHOLE=whole(size[1]), BT=s.frames, BH=tile[0], BW=tile[1], BM=s.queries, BN=s.keys,
+            TERMS=TERMS, num_warps=s.warps, **more,
         )  # fmt: skip

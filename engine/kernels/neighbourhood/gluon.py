@@ -19,35 +19,42 @@ STAGES = gl.constexpr(3)
 
 
 @gluon.jit
-def _at(step, place, TOKEN_K: gl.constexpr, RW: gl.constexpr, BLOCKS: gl.constexpr, BN: gl.constexpr):
+def _at(step, place, TOKEN_K: gl.constexpr, WHOLE: gl.constexpr, BLOCKS: gl.constexpr, BN: gl.constexpr):
     """Return where a step's first key is. place: the first slot, slots, height, width, and the region's first row and
     column."""
     slot0, slots, height, width, top, left = place
     slot = slot0 + step // BLOCKS
     slot = gl.where(slot >= slots, slot - slots, slot).to(gl.int64)
-    return ((slot * height + top + step % BLOCKS * (BN // RW)) * width + left) * TOKEN_K
+    return ((slot * height + top + step % BLOCKS * (BN // WHOLE)) * width + left) * TOKEN_K
 
 
 @gluon.jit
-def _keys(operands, buffers, step, steps, place, TOKEN_K: gl.constexpr, RW: gl.constexpr, BLOCKS: gl.constexpr,
+def _where(offsets, step, BLOCKS: gl.constexpr):
+    """Return offsets of a step's keys from its first one."""
+    others, last, channels = offsets
+    return gl.where(step % BLOCKS == BLOCKS - 1, last, others)[:, None] + channels
+
+
+@gluon.jit
+def _keys(operands, buffers, step, steps, place, TOKEN_K: gl.constexpr, WHOLE: gl.constexpr, BLOCKS: gl.constexpr,
           BN: gl.constexpr, TERMS: gl.constexpr):  # fmt: skip
     """Start to copy the keys of a step and which of them are hidden, if there is one."""
     k, _, hidden, offsets, theirs = operands
     into, real = step % STAGES, step < steps
-    at = k + _at(step, place, TOKEN_K, RW, BLOCKS, BN)
-    async_copy.async_copy_global_to_shared(buffers[0].index(into), at + offsets, real)
+    at = k + _at(step, place, TOKEN_K, WHOLE, BLOCKS, BN)
+    async_copy.async_copy_global_to_shared(buffers[0].index(into), at + _where(offsets, step, BLOCKS), real)
     at = hidden + step % BLOCKS * (BN * TERMS)
     async_copy.async_copy_global_to_shared(buffers[2].index(into), at + theirs, real)
 
 
 @gluon.jit
-def _issue(operands, buffers, step, steps, place, TOKEN_K: gl.constexpr, RW: gl.constexpr, BLOCKS: gl.constexpr,
+def _issue(operands, buffers, step, steps, place, TOKEN_K: gl.constexpr, WHOLE: gl.constexpr, BLOCKS: gl.constexpr,
            BN: gl.constexpr, TERMS: gl.constexpr):  # fmt: skip
     """Start to copy the values of a step and the keys of the next one: what is needed at one time is one group."""
     _, v, _, offsets, _ = operands
-    at = v + _at(step, place, TOKEN_K, RW, BLOCKS, BN)
-    async_copy.async_copy_global_to_shared(buffers[1].index(step % STAGES), at + offsets, step < steps)
-    _keys(operands, buffers, step + 1, steps, place, TOKEN_K, RW, BLOCKS, BN, TERMS)
+    at = v + _at(step, place, TOKEN_K, WHOLE, BLOCKS, BN) + _where(offsets, step, BLOCKS)
+    async_copy.async_copy_global_to_shared(buffers[1].index(step % STAGES), at, step < steps)
+    _keys(operands, buffers, step + 1, steps, place, TOKEN_K, WHOLE, BLOCKS, BN, TERMS)
     async_copy.commit_group()
 
 
@@ -82,11 +89,12 @@ def wide_neighbourhood_kernel(q, k, v, hidden, kinds, out, frames, height, width
                               across, KT, KH, KW, scale, peak, HEADS: gl.constexpr, D: gl.constexpr,
                               TOKEN_Q: gl.constexpr, TOKEN_K: gl.constexpr, RH: gl.constexpr, RW: gl.constexpr,
                               BT: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, BM: gl.constexpr,
-                              BN: gl.constexpr, TERMS: gl.constexpr):  # fmt: skip
+                              BN: gl.constexpr, TERMS: gl.constexpr, WHOLE: gl.constexpr):  # fmt: skip
     """Compute what `neighbourhood_kernel` does, where no region reaches beyond the frame and has an even number of
     steps."""
     WARPS: gl.constexpr = gl.num_warps()
-    BLOCKS: gl.constexpr = RH * RW // BN
+    BLOCKS: gl.constexpr = (RH * RW + BN - 1) // BN
+    REST: gl.constexpr = RW - WHOLE if RW > WHOLE else 1
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [WARPS, 1], [1, 0])
     COPY_HIDDEN: gl.constexpr = gl.BlockedLayout([1, 8], [256 // TERMS, TERMS // 8], [WARPS, 1], [1, 0])
     ROWS: gl.constexpr = gl.NVMMASharedLayout(min(2 * D, 128), 16, 2)
@@ -115,10 +123,16 @@ def wide_neighbourhood_kernel(q, k, v, hidden, kinds, out, frames, height, width
     steps = (stop - start) * BLOCKS
 
     n = gl.arange(0, BN, layout=gl.SliceLayout(1, COPY))
-    offsets = (n // RW * width + n % RW)[:, None] * TOKEN_K + head * D + d
+    # The last step of a frame has its keys elsewhere: see `_place` in triton.py.
+    i = (BLOCKS - 1) * BN + n
+    after = gl.maximum(i - RH * WHOLE, 0)
+    row_n = gl.minimum(gl.where(i < RH * WHOLE, i // WHOLE, after // REST), RH - 1) - (BLOCKS - 1) * (BN // WHOLE)
+    column_n = gl.minimum(gl.where(i < RH * WHOLE, i % WHOLE, WHOLE + after % REST), RW - 1)
+    others, last = (n // WHOLE * width + n % WHOLE) * TOKEN_K, (row_n * width + column_n) * TOKEN_K
+    offsets = (others, last, head * D + d)
     n = gl.arange(0, BN, layout=gl.SliceLayout(1, COPY_HIDDEN))
     theirs = n[:, None] * TERMS + gl.arange(0, TERMS, layout=gl.SliceLayout(0, COPY_HIDDEN))[None, :]
-    hidden += gl.load(kinds + spot).to(gl.int64) * (RH * RW * TERMS)
+    hidden += gl.load(kinds + spot).to(gl.int64) * (BLOCKS * BN * TERMS)
     top = gl.maximum(gl.minimum(y0 - KH // 2, height - RH), 0)
     left = gl.maximum(gl.minimum(x0 - KW // 2, width - RW), 0)
     place = ((start + ring) % slots, slots, height, width, top, left)
@@ -128,22 +142,22 @@ def wide_neighbourhood_kernel(q, k, v, hidden, kinds, out, frames, height, width
         gl.allocate_shared_memory(TYPE, [STAGES, BN, D], ROWS),
         gl.allocate_shared_memory(TYPE, [STAGES, BN, TERMS], gl.NVMMASharedLayout(2 * TERMS, 16, 2)),
     )
-    _keys(operands, buffers, 0, steps, place, TOKEN_K, RW, BLOCKS, BN, TERMS)
+    _keys(operands, buffers, 0, steps, place, TOKEN_K, WHOLE, BLOCKS, BN, TERMS)
     async_copy.commit_group()
-    _issue(operands, buffers, 0, steps, place, TOKEN_K, RW, BLOCKS, BN, TERMS)
-    _issue(operands, buffers, 1, steps, place, TOKEN_K, RW, BLOCKS, BN, TERMS)
+    _issue(operands, buffers, 0, steps, place, TOKEN_K, WHOLE, BLOCKS, BN, TERMS)
+    _issue(operands, buffers, 1, steps, place, TOKEN_K, WHOLE, BLOCKS, BN, TERMS)
     even = _logits(query, ours, buffers, 0, LOGITS, BM, BN)
     acc = gl.zeros([BM, D], gl.float32, layout=VALUES)
     total = gl.zeros([BM], gl.float32, layout=gl.SliceLayout(1, LOGITS))
     scores = warpgroup_mma_wait(0, deps=[even])
     for i in range(0, steps, 2):
         odd = _logits(query, ours, buffers, i + 1, LOGITS, BM, BN)
-        _issue(operands, buffers, i + 2, steps, place, TOKEN_K, RW, BLOCKS, BN, TERMS)
+        _issue(operands, buffers, i + 2, steps, place, TOKEN_K, WHOLE, BLOCKS, BN, TERMS)
         mixed, total = _mixed(scores, acc, total, buffers, i, start, begin, KT, scale, peak, BLOCKS,
                               gl.DotOperandLayout(0, VALUES, 2))  # fmt: skip
         scores, acc = warpgroup_mma_wait(0, deps=[odd, mixed])
         even = _logits(query, ours, buffers, i + 2, LOGITS, BM, BN)  # the last one is not used
-        _issue(operands, buffers, i + 3, steps, place, TOKEN_K, RW, BLOCKS, BN, TERMS)
+        _issue(operands, buffers, i + 3, steps, place, TOKEN_K, WHOLE, BLOCKS, BN, TERMS)
         mixed, total = _mixed(scores, acc, total, buffers, i + 1, start, begin, KT, scale, peak, BLOCKS,
                               gl.DotOperandLayout(0, VALUES, 2))  # fmt: skip
         scores, acc = warpgroup_mma_wait(0, deps=[even, mixed])

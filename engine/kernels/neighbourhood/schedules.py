@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from ..conv3d.schedules import of_generation
-from .windows import TERMS
+from .windows import TERMS, whole
 
 
 @dataclass(frozen=True)
@@ -20,17 +21,23 @@ class Schedule:
     stages: int
 
     def tile(self, kernel: tuple[int, int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return rows and columns of a tile of queries, and of its keys' region: its columns are a power of two, its
-        rows fill whole steps."""
-        wide = max(16, 1 << (kernel[2] + 3).bit_length())
-        columns = min(wide - kernel[2] + 1, WIDEST)
-        rows = max(min(self.queries // (self.frames * columns), TERMS - columns), 1)
-        step = self.keys // wide
-        return (rows, columns), (-(-(rows + kernel[1] - 1) // step) * step, wide)
+        """Return rows and columns of a tile of queries, and of its keys' region: those with the fewest steps for each
+        query whose `order` leaves other places than whole rows to the last step."""
+        found = []
+        for rows, columns in itertools.product(range(1, TERMS), repeat=2):
+            queries, (high, wide) = rows * columns, (rows + kernel[1] - 1, columns + kernel[2] - 1)
+            if rows > columns or rows + columns > TERMS or queries * self.frames > self.queries:
+                continue
+            for across in (wide, 1 << (wide - 1).bit_length()):
+                steps = -(-high * across // self.keys)
+                if high * whole(across) >= (steps - 1) * self.keys:
+                    found.append((steps / queries, -queries, (rows, columns), (high, across)))
+        *_, tile, size = min(found)
+        return tile, size
 
 
-#: Most columns of queries in a tile, and the widest window that tiles are made for.
-WIDEST, LONGEST = 10, 28
+#: The longest window that tiles are made for.
+LONGEST = 28
 _TWO = Schedule(queries=64, frames=2, keys=64, warps=4, stages=3)
 SCHEDULES: dict[int, Schedule] = {80: _TWO, 90: _TWO, 100: _TWO, 120: _TWO}
 

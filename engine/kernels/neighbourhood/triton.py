@@ -20,13 +20,25 @@ def _dot(x, y, acc, UPCAST: tl.constexpr):
     return acc
 
 
+@triton.jit
+def _place(i, RH: tl.constexpr, RW: tl.constexpr, WHOLE: tl.constexpr):
+    """Return row and column of a region's keys number i, as `order` in windows.py has them; of the last one, for numbers
+    after it."""
+    REST: tl.constexpr = RW - WHOLE if RW > WHOLE else 1
+    after = tl.maximum(i - RH * WHOLE, 0)
+    row = tl.where(i < RH * WHOLE, i // WHOLE, after // REST)
+    column = tl.where(i < RH * WHOLE, i % WHOLE, WHOLE + after % REST)
+    return tl.minimum(row, RH - 1), tl.minimum(column, RW - 1)
+
+
 @triton.jit(do_not_specialize=["frames", "height", "width", "first", "clip", "ring", "slots", "down", "across",
                              "KT", "KH", "KW"])
 def neighbourhood_kernel(q, k, v, hidden, kinds, out, frames, height, width, first, clip, ring, slots, down, across,
                          KT, KH, KW, scale, peak, HEADS: tl.constexpr, D: tl.constexpr, TOKEN_Q: tl.constexpr,
                          TOKEN_K: tl.constexpr, RH: tl.constexpr, RW: tl.constexpr, BT: tl.constexpr,
                          BH: tl.constexpr, BW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TERMS: tl.constexpr,
-                         INSIDE: tl.constexpr, RUNNING: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+                         WHOLE: tl.constexpr, INSIDE: tl.constexpr, RUNNING: tl.constexpr,
+                         UPCAST: tl.constexpr):  # fmt: skip
     """Program (tile of queries, head), heads first. Keys of the clip's frame f are in slot (f + ring) % slots.
 
     KT, KH, KW: sizes of a window, as far as clip and frame have so many. scale: log2(e); peak: at least every logit
@@ -49,9 +61,12 @@ def neighbourhood_kernel(q, k, v, hidden, kinds, out, frames, height, width, fir
     start = tl.maximum(tl.minimum(first + t0 - KT // 2, clip - KT), 0)
     stop = tl.maximum(tl.minimum(first + tl.minimum(t0 + BT, frames) - 1 - KT // 2, clip - KT), 0) + KT
     slot0 = (start + ring) % slots
-    blocks: tl.constexpr = RH * RW // BN
-    theirs = hidden + tl.load(kinds + place).to(tl.int64) * (RH * RW * TERMS) + n[:, None] * TERMS + e[None, :]
-    offsets = (n // RW * width + n % RW)[:, None] * TOKEN_K + head * D + d[None, :]
+    blocks: tl.constexpr = (RH * RW + BN - 1) // BN
+    theirs = hidden + tl.load(kinds + place).to(tl.int64) * (blocks * BN * TERMS) + n[:, None] * TERMS + e[None, :]
+    # A step takes whole rows of WHOLE columns, but the last one of a frame.
+    row_n, column_n = _place((blocks - 1) * BN + n, RH, RW, WHOLE)
+    last = (row_n - (blocks - 1) * (BN // WHOLE)) * width + column_n
+    others = n // WHOLE * width + n % WHOLE
     acc = tl.zeros((BM, D), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     most = tl.full((BM,), float("-inf"), tl.float32)
@@ -63,11 +78,11 @@ def neighbourhood_kernel(q, k, v, hidden, kinds, out, frames, height, width, fir
         slot = slot0 + i // blocks
         slot = tl.where(slot >= slots, slot - slots, slot).to(tl.int64)
         if INSIDE:
-            at = ((slot * height + top + j * (BN // RW)) * width + left) * TOKEN_K + offsets
+            at = (slot * height + top + j * (BN // WHOLE)) * width + left + tl.where(j == blocks - 1, last, others)
         else:  # keys beyond the frame are hidden
-            high = tl.minimum(top + j * (BN // RW) + n // RW, height - 1)
-            at = (slot * height + high) * width + tl.minimum(left + n % RW, width - 1)
-            at = at[:, None] * TOKEN_K + head * D + d[None, :]
+            row_n, column_n = _place(j * BN + n, RH, RW, WHOLE)
+            at = (slot * height + tl.minimum(top + row_n, height - 1)) * width + tl.minimum(left + column_n, width - 1)
+        at = at[:, None] * TOKEN_K + head * D + d[None, :]
         scores = _dot(ours, tl.load(theirs + j * (BN * TERMS)).T, tl.zeros((BM, BN), tl.float32), UPCAST)
         scores = _dot(query, tl.load(k + at).T, scores, UPCAST)
         seen = (frame >= begin) & (frame < begin + KT)

@@ -57,11 +57,14 @@ class Regions:
     def grid(self) -> tuple[int, int]:
         return len(self.down), len(self.across)
 
-    def hidden(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    def hidden(self, step: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return what the kernel adds to logits, as a product with each query's row and column of its tile.
 
+        Args:
+            step: keys that the kernel takes at once.
+
         Returns:
-            [kinds, keys, TERMS]: 0 where the query of a tile's row r (term r), or column c (term rows + c), attends to
+            [kinds, keys, TERMS], keys as `order` has them, hidden ones after them up to a whole step: 0 where the query of a tile's row r (term r), or column c (term rows + c), attends to
                 the key, else HIDDEN.
             int32 [tiles], the kind of every tile.
         """
@@ -70,8 +73,22 @@ class Regions:
         seen[..., :tall] = self.rows.transpose(1, 2)[:, None, :, None]
         seen[..., tall : tall + wide] = self.columns.transpose(1, 2)[None, :, None]
         kinds = self.down[:, None] * len(self.columns) + self.across
-        table = torch.zeros(seen.shape).masked_fill_(~seen, HIDDEN).view(-1, high * long, TERMS)
+        keys = order(high, long)
+        table = torch.full((seen.shape[0] * seen.shape[1], -(-len(keys) // step) * step, TERMS), HIDDEN)
+        table[:, : len(keys)] = torch.zeros(seen.shape).masked_fill_(~seen, HIDDEN).view(-1, high * long, TERMS)[:, keys]
         return table.to(device, dtype), kinds.flatten().int().to(device)
+
+
+def whole(columns: int) -> int:
+    """Return the columns of a region that its first steps take: the largest power of two among so many."""
+    return 1 << (columns.bit_length() - 1)
+
+
+def order(rows: int, columns: int) -> Tensor:
+    """Return the keys of a region in the order in which kernels take them, each as row * columns + column: `whole`
+    columns of all rows, so that a step has whole rows of these, then the rest."""
+    keys = torch.arange(rows * columns).view(rows, columns)
+    return torch.cat([part.flatten() for part in keys.tensor_split((whole(columns),), 1)])
 
 
 #: What hides a key from a query; fp16 holds it.
@@ -90,12 +107,12 @@ def regions(height: int, width: int, kernel: tuple[int, int], tile: tuple[int, i
 
 @functools.lru_cache(maxsize=64)
 def hidden(
-    height: int, width: int, kernel: tuple[int, int], tile: tuple[int, int], size: tuple[int, int], dtype: torch.dtype,
-    device: torch.device,
+    height: int, width: int, kernel: tuple[int, int], tile: tuple[int, int], size: tuple[int, int], step: int,
+    dtype: torch.dtype, device: torch.device,
 ) -> tuple[Tensor, Tensor, tuple[int, int]]:  # fmt: skip
     """Return `Regions.hidden` of the `regions` of a frame, and how many tiles lie below and beside each other."""
     found = regions(height, width, kernel, tile, size)
-    return *found.hidden(dtype, device), found.grid
+    return *found.hidden(step, dtype, device), found.grid
 
 
 def _attends(length: int, kernel: int, tile: int, size: int) -> Tensor:

@@ -15,7 +15,8 @@ from helpers import error
 pytestmark = pytest.mark.usefixtures("interpreter")
 BF16, HALF = torch.bfloat16, torch.float16
 #: Frames, rows and columns; window. Frames smaller than windows, than tiles, and of several tiles.
-CASES = [((5, 9, 19), (3, 7, 7)), ((2, 6, 5), (3, 7, 7)), ((3, 16, 8), (11, 11, 11)), ((4, 5, 9), (3, 5, 5))]
+CASES = [((5, 9, 19), (3, 7, 7)), ((2, 6, 5), (3, 7, 7)), ((3, 16, 8), (11, 11, 11)), ((4, 5, 9), (3, 5, 5)),
+         ((2, 15, 20), (3, 11, 11))]
 
 
 def operands(shape, heads=2, head=16, dtype=torch.float32):
