@@ -16,7 +16,7 @@ from ..targets import FP8, Target, interpreted, kernels_for, on_device
 from ..tokens import LIMITS
 from . import reference
 from .angles import Place, shares
-from .schedules import GROUP, REGISTERS, WIDE, Schedule, narrow, pick
+from .schedules import GROUP, WIDE, Schedule, narrow, pick
 
 #: Channels that a program's rows may have, and half the channels of a head.
 WIDTHS, HALVES = (32, 64, 128, 256), (16, 32, 64)
@@ -64,7 +64,7 @@ def projected(
             x, weight, *(() if columns is None else (columns,)), bias, norms, table, x if query is None else query,
             x if keys is None else keys, x.shape[0], *place, eps, C=x.shape[1], HEADS=heads, **_halves(head),
             FIRST=heads if query is None else 0, LAST=heads if keys is None else 3 * heads, UPCAST=_upcast(weight),
-            BM=s.rows, num_warps=s.warps, num_stages=s.stages, **more,
+            BM=s.rows, num_warps=s.warps, num_stages=s.stages, **more, **_most(s),
         )  # fmt: skip
 
 
@@ -118,21 +118,20 @@ def gated_product(
         return
     if columns is not None:
         s = schedule or narrow(here.sm)[1]
-        most = {"maxnreg": REGISTERS[here.sm]} if here.sm in REGISTERS and not interpreted() else {}
         with on_device(x):
             launcher("blocks.narrow_gated_kernel", here)[(-(-x.shape[0] // s.rows),)](
                 x, weight, columns, x if biases is None else biases, out, scales, x.shape[0], eps, C=x.shape[1],
                 D=out.shape[1], BIASED=biases is not None, GROUP=GROUP, LIMIT=int(LIMITS[out.dtype]),
-                UPCAST=_upcast(weight), BM=s.rows, num_warps=s.warps, num_stages=s.stages, **most,
+                UPCAST=_upcast(weight), BM=s.rows, num_warps=s.warps, num_stages=s.stages, **_most(s),
             )  # fmt: skip
         return
     wide = schedule is None and here.wgmma and x.shape[1] >= 64 and out.shape[1] % WIDE.columns == 0
     s = WIDE if wide else schedule or pick(here.sm)[1]
-    more = {} if wide else {"UPCAST": _upcast(x), "num_stages": s.stages}
+    more = {"STAGES": s.stages} if wide else {"UPCAST": _upcast(x), "num_stages": s.stages}
     with on_device(x):
         launcher(f"blocks.{'wide_' * wide}gated_kernel", here)[(-(-x.shape[0] // s.rows),)](
             x, weight, x if biases is None else biases, out, x.shape[0], eps, C=x.shape[1], D=out.shape[1],
-            BIASED=biases is not None, BM=s.rows, BN=s.columns, num_warps=s.warps, **more,
+            BIASED=biases is not None, BM=s.rows, BN=s.columns, num_warps=s.warps, **more, **_most(s),
         )  # fmt: skip
 
 
@@ -165,7 +164,7 @@ def added(
             x, *operands, x if bias is None else bias, second, weights, x.shape[0], C=x.shape[1], K=y.shape[1],
             MORE=0 if more is None else second.shape[1], BIASED=bias is not None, UPCAST=_upcast(weight), BM=s.rows,
             BN=width, BK=min(s.depth, y.shape[1] if more is None else second.shape[1]), num_warps=s.warps,
-            num_stages=s.stages, **eight,
+            num_stages=s.stages, **eight, **_most(s),
         )  # fmt: skip
 
 
@@ -173,6 +172,10 @@ def _kernels(x: Tensor, backend: str, head: int = 32) -> Target | None:
     if backend != "triton" and not fuses(x.shape[1], head, x.dtype):
         return None
     return kernels_for(x.device, backend)
+
+
+def _most(s: Schedule) -> dict[str, int]:
+    return {"maxnreg": s.registers} if s.registers and not interpreted() else {}
 
 
 def _upcast(x: Tensor) -> bool:

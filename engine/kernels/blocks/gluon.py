@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201, ANN202
 """The gated product of `triton.py` for cards with wgmma, in Triton's lower-level language (Gluon).
 
-SiLU takes as many instructions as the products take time of the matrix units. Triton does one after the other; here the
-products of the next columns are made while those before go through SiLU.
+SiLU takes as many instructions as the products take time of the matrix units. Here a program's rows are in registers,
+and so few of these are needed that two programs share a processor: one multiplies while the other goes through SiLU.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from ..versions import barrier
 
 
 @gluon.jit
-def _issue(weight, offsets, step, into, STEPS: gl.constexpr, STEP: gl.constexpr):
+def _issue(weight, offsets, step, buffers, STEPS: gl.constexpr, STEP: gl.constexpr, STAGES: gl.constexpr):
     """Start to copy the rows of one step. Programs that run at once read different ones."""
     n = (gl.program_id(0) + step) % STEPS
-    async_copy.async_copy_global_to_shared(into, weight + n * STEP + offsets)
+    async_copy.async_copy_global_to_shared(buffers.index(step % STAGES), weight + n * STEP + offsets)
     async_copy.commit_group()
 
 
 @gluon.jit
-def _begin(tile, weight, ACC: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
+def _begin(tile, buffers, step, ACC: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr):
     """Begin the products with a step's rows once they have arrived, and no warp reads those of the step before."""
-    async_copy.wait_group(0)
+    async_copy.wait_group(STAGES - 2)
     barrier()
     fence_async_shared()
     zero = gl.zeros([BM, BN], gl.float32, layout=ACC)
-    return warpgroup_mma(tile, weight.permute((1, 0)), zero, use_acc=False, is_async=True)
+    right = buffers.index(step % STAGES).permute((1, 0))
+    return warpgroup_mma(tile, right, zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -51,38 +52,33 @@ def _finish(made, over, biases, out, real, step, D: gl.constexpr, BIASED: gl.con
 
 @gluon.jit(do_not_specialize=["rows"])
 def wide_gated_kernel(x, weight, biases, out, rows, eps, C: gl.constexpr, D: gl.constexpr, BIASED: gl.constexpr,
-                      BM: gl.constexpr, BN: gl.constexpr):  # fmt: skip
+                      BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Compute what `gated_kernel` does."""
     WARPS: gl.constexpr = gl.num_warps()
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // C, C // 8], [WARPS, 1], [1, 0])
     STORE: gl.constexpr = gl.BlockedLayout([1, 8], [512 // BN, BN // 16], [WARPS, 1], [1, 0])
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BN, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     STEPS: gl.constexpr = 2 * D // BN
     STEP: gl.constexpr = BN * C
+    TYPE: gl.constexpr = x.dtype.element_ty
     m0 = gl.program_id(0) * BM
-    m, c = m0 + gl.arange(0, BM, layout=gl.SliceLayout(1, COPY)), gl.arange(0, C, layout=gl.SliceLayout(0, COPY))
-    tile = gl.allocate_shared_memory(x.dtype.element_ty, [BM, C], SHARED)
-    first = gl.allocate_shared_memory(x.dtype.element_ty, [BN, C], SHARED)
-    second = gl.allocate_shared_memory(x.dtype.element_ty, [BN, C], SHARED)
-    async_copy.async_copy_global_to_shared(tile, x + m.to(gl.int64)[:, None] * C + c[None, :], (m < rows)[:, None])
+    buffers = gl.allocate_shared_memory(TYPE, [STAGES, BN, C], SHARED)
+    c = gl.arange(0, C, layout=gl.SliceLayout(0, COPY))
     offsets = gl.arange(0, BN, layout=gl.SliceLayout(1, COPY))[:, None] * C + c[None, :]
-    _issue(weight, offsets, 0, first, STEPS, STEP)
-    even = _begin(tile, first, ACC, BM, BN)
-    _issue(weight, offsets, 1, second, STEPS, STEP)
-    wide = tile.load(COPY).to(gl.float32)
+    for step in gl.static_range(STAGES - 1):
+        _issue(weight, offsets, step, buffers, STEPS, STEP, STAGES)
+    m, c = m0 + gl.arange(0, BM, layout=gl.SliceLayout(1, LEFT)), gl.arange(0, C, layout=gl.SliceLayout(0, LEFT))
+    tile = gl.load(x + m.to(gl.int64)[:, None] * C + c[None, :], mask=(m < rows)[:, None], other=0.0)
+    wide = tile.to(gl.float32)
     over = gl.convert_layout(gl.rsqrt(gl.sum(wide * wide, 1) / C + eps), gl.SliceLayout(1, ACC))
     m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(1, STORE))
     real, n = (m < rows)[:, None], gl.arange(0, BN // 2, layout=gl.SliceLayout(0, STORE))
     where = out + m.to(gl.int64)[:, None] * D + n[None, :]
-    for step in range(0, STEPS, 2):
-        done = warpgroup_mma_wait(0, deps=[even])
-        odd = _begin(tile, second, ACC, BM, BN)
-        _issue(weight, offsets, step + 2, first, STEPS, STEP)
-        _finish(done, over, biases, where, real, step, D, BIASED, STEPS, BM, BN, ACC, STORE)
-        done = warpgroup_mma_wait(0, deps=[odd])
-        even = _begin(tile, first, ACC, BM, BN)  # the last one is not used
-        _issue(weight, offsets, step + 3, second, STEPS, STEP)
-        _finish(done, over, biases, where, real, step + 1, D, BIASED, STEPS, BM, BN, ACC, STORE)
-    warpgroup_mma_wait(0, deps=[even])
+    for step in range(STEPS):
+        made = _begin(tile, buffers, step, ACC, BM, BN, STAGES)
+        _issue(weight, offsets, step + STAGES - 1, buffers, STEPS, STEP, STAGES)
+        made = warpgroup_mma_wait(0, deps=[made])
+        _finish(made, over, biases, where, real, step, D, BIASED, STEPS, BM, BN, ACC, STORE)
     async_copy.wait_group(0)

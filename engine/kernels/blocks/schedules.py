@@ -9,26 +9,27 @@ from ..conv3d.schedules import of_generation
 
 @dataclass(frozen=True)
 class Schedule:
-    """Rows and columns of one program, its depth of one step; warps; stages."""
+    """Rows and columns of one program, its depth of one step; warps; stages; the registers that a thread may take, so
+    that programs share a processor (0: any number)."""
 
     rows: int
     columns: int
     depth: int
     warps: int
     stages: int
+    registers: int = 0
 
 
 #: (projected, gated_product, added) per generation.
 SCHEDULES: dict[int, tuple[Schedule, Schedule, Schedule]] = {
     80: (Schedule(64, 64, 64, 4, 2), Schedule(64, 64, 64, 4, 2), Schedule(128, 128, 64, 8, 3)),
-    90: (Schedule(128, 64, 64, 8, 1), Schedule(128, 128, 64, 8, 2), Schedule(128, 256, 64, 8, 4)),
+    90: (Schedule(128, 64, 64, 8, 1, 128), Schedule(128, 128, 64, 8, 2), Schedule(128, 256, 64, 8, 4)),
     100: (Schedule(64, 64, 64, 4, 2), Schedule(64, 64, 64, 4, 2), Schedule(128, 128, 64, 8, 3)),
     120: (Schedule(64, 64, 64, 4, 2), Schedule(64, 64, 64, 4, 2), Schedule(128, 128, 64, 8, 3)),
 }
 
-#: Of the gated product that makes the next columns while those before go through SiLU: two buffers of 128 rows fill
-#: the shared memory.
-WIDE = Schedule(128, 128, 256, 8, 2)
+#: Of the gated product for wgmma. Two programs share a processor: one multiplies while the other goes through SiLU.
+WIDE = Schedule(128, 64, 256, 8, 3, 128)
 
 
 #: Columns of a gate's 8-bit results that have one scale: half the weight's rows of a program's step.
@@ -37,13 +38,10 @@ GROUP = 64
 #: is GROUP, or that of the 16-bit product in it. Not measured: those of 16 bit, as far as they fit.
 NARROW: dict[int, tuple[Schedule, Schedule, Schedule]] = {
     80: (Schedule(64, 64, 64, 4, 2), Schedule(128, 128, 64, 8, 2), Schedule(128, 128, 64, 8, 2)),
-    90: (Schedule(128, 64, 64, 8, 2), Schedule(128, 128, 64, 8, 2), Schedule(128, 128, 64, 8, 3)),
+    90: (Schedule(128, 64, 64, 8, 2), Schedule(128, 128, 64, 8, 2, 128), Schedule(128, 128, 64, 8, 3)),
     100: (Schedule(64, 64, 64, 4, 2), Schedule(128, 128, 64, 8, 2), Schedule(128, 128, 64, 8, 2)),
     120: (Schedule(64, 64, 64, 4, 2), Schedule(128, 128, 64, 8, 2), Schedule(128, 128, 64, 8, 2)),
 }
-#: Registers of a thread in the 8-bit gated product where groups of four warps multiply: a second program on a processor
-#: multiplies while the first one goes through SiLU.
-REGISTERS = {90: 128}
 
 
 def narrow(sm: int) -> tuple[Schedule, Schedule, Schedule]:
