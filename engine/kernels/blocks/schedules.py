@@ -23,7 +23,7 @@ class Schedule:
 #: (projected, gated_product, added) per generation.
 SCHEDULES: dict[int, tuple[Schedule, Schedule, Schedule]] = {
     80: (Schedule(64, 64, 64, 4, 2), Schedule(64, 64, 64, 4, 2), Schedule(128, 128, 64, 8, 3)),
-    90: (Schedule(128, 64, 64, 8, 1, 128), Schedule(128, 128, 64, 8, 2), Schedule(128, 256, 64, 8, 4)),
+    90: (Schedule(128, 64, 64, 8, 1), Schedule(128, 128, 64, 8, 2), Schedule(128, 256, 64, 8, 4)),
     100: (Schedule(64, 64, 64, 4, 2), Schedule(64, 64, 64, 4, 2), Schedule(128, 128, 64, 8, 3)),
     120: (Schedule(64, 64, 64, 4, 2), Schedule(64, 64, 64, 4, 2), Schedule(128, 128, 64, 8, 3)),
 }

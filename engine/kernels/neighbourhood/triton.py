@@ -22,8 +22,8 @@ def _dot(x, y, acc, UPCAST: tl.constexpr):
 
 @triton.jit
 def _place(i, RH: tl.constexpr, RW: tl.constexpr, WHOLE: tl.constexpr):
-    """Return row and column of a region's keys number i, as `order` in windows.py has them; of the last one, for numbers
-    after it."""
+    """Return row and column of a region's keys number i, as `order` in windows.py has them; of the last one for larger
+    numbers."""
     REST: tl.constexpr = RW - WHOLE if RW > WHOLE else 1
     after = tl.maximum(i - RH * WHOLE, 0)
     row = tl.where(i < RH * WHOLE, i // WHOLE, after // REST)

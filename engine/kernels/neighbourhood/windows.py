@@ -64,8 +64,8 @@ class Regions:
             step: keys that the kernel takes at once.
 
         Returns:
-            [kinds, keys, TERMS], keys as `order` has them, hidden ones after them up to a whole step: 0 where the query of a tile's row r (term r), or column c (term rows + c), attends to
-                the key, else HIDDEN.
+            [kinds, keys, TERMS], keys as `order` has them, and hidden ones up to a whole step: 0 where the query of a
+                tile's row r (term r), or column c (term rows + c), attends to the key, else HIDDEN.
             int32 [tiles], the kind of every tile.
         """
         (_, tall, high), (_, wide, long) = self.rows.shape, self.columns.shape
@@ -73,9 +73,9 @@ class Regions:
         seen[..., :tall] = self.rows.transpose(1, 2)[:, None, :, None]
         seen[..., tall : tall + wide] = self.columns.transpose(1, 2)[None, :, None]
         kinds = self.down[:, None] * len(self.columns) + self.across
-        keys = order(high, long)
-        table = torch.full((seen.shape[0] * seen.shape[1], -(-len(keys) // step) * step, TERMS), HIDDEN)
-        table[:, : len(keys)] = torch.zeros(seen.shape).masked_fill_(~seen, HIDDEN).view(-1, high * long, TERMS)[:, keys]
+        keys, seen = order(high, long), seen.view(-1, high * long, TERMS)
+        table = torch.full((len(seen), -(-len(keys) // step) * step, TERMS), HIDDEN)
+        table[:, : len(keys)].masked_fill_(seen[:, keys], 0.0)
         return table.to(device, dtype), kinds.flatten().int().to(device)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from zerowaste_vae.engine.kernels.neighbourhood import Window, neighbourhood
+from zerowaste_vae.engine.kernels.neighbourhood.schedules import pick
+from zerowaste_vae.engine.kernels.neighbourhood.windows import TERMS, order, whole
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import error
@@ -91,3 +93,16 @@ def test_refused():
     q, k, v = operands((2, 4, 4))
     with pytest.raises(ValueError, match="queries and keys of one size"):
         neighbourhood(q, k[:, :3], v[:, :3], Window((3, 3, 3), 0, 2))
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (7, 7), (11, 11), (5, 28), (28, 17)])
+def test_tiles(kernel):
+    """Steps have all keys of a region once, and whole rows of them but for a frame's last step."""
+    schedule = pick(90)
+    tile, (high, wide) = schedule.tile((11, *kernel))
+    assert high >= tile[0] + kernel[0] - 1 and wide >= tile[1] + kernel[1] - 1 and sum(tile) <= TERMS
+    keys = order(high, wide)
+    assert torch.equal(keys.sort().values, torch.arange(high * wide))
+    rows = torch.arange(high * whole(wide)) // whole(wide) * wide + torch.arange(high * whole(wide)) % whole(wide)
+    early = (-(-len(keys) // schedule.keys) - 1) * schedule.keys
+    assert torch.equal(keys[:early], rows[:early])

@@ -1,0 +1,122 @@
+"""GPU memory of a diffusion decoder: that of the frames that are in each of its stations when these hold most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...kernels.blocks import fuses
+from .neighbours import GROUP, ROWS, Kernel, in_groups, slots, waiting
+from .passes import AHEAD
+from .sampling import COLOURS
+
+if TYPE_CHECKING:
+    from .diffusion import NeighbourDecoder
+
+
+@dataclass(frozen=True)
+class Held:
+    """A block. clip: frames that come to it. frame, kept: values of a frame's tokens, and of all that waits with them.
+    work: values at work for a group."""
+
+    clip: int
+    kernel: Kernel
+    frame: int
+    kept: int
+    work: int
+
+    def came(self, gone: int) -> int:
+        """Return the frames that have come when so many have gone on; for 0, those that it begins with."""
+        return min(gone + waiting(self.kernel) if gone else in_groups(self.kernel[0]), self.clip)
+
+    def values(self, gone: int) -> int:
+        """Return the values of keys and waiting frames then."""
+        if gone >= self.clip:  # its keys are free
+            return 0
+        return 2 * slots(self.kernel) * self.frame + (self.came(gone) - gone) * self.kept
+
+
+@dataclass(frozen=True)
+class Made:
+    """Samples that are made of tokens. clip: frames that come. stride: frames made of one. behind: frames that are held
+    back, of `frame` values each. work: values of a group's samples."""
+
+    clip: int
+    stride: int
+    behind: int
+    frame: int
+    work: int
+
+    def came(self, gone: int) -> int:
+        """Return the frames that have come when so many have gone on."""
+        return min(in_groups(-(-(gone + self.stride - 1) // self.stride)) + self.behind, self.clip)
+
+    def values(self, gone: int) -> int:
+        """Return the values of frames that are held back."""
+        return min(self.behind, self.clip) * self.frame
+
+
+def most(stations: Sequence[Held | Made]) -> int:
+    """Return the values that a row of stations takes at most: when a block begins, with what is at work there, or
+    later, when fewer frames wait in it and any other station works."""
+    found = 0
+    for at, last in enumerate(stations):
+        begins = isinstance(last, Held)
+        gone, held, work = 0 if begins else 1, 0, 0
+        for station in reversed(stations[: at + 1]):
+            held += station.values(gone)
+            gone, work = station.came(gone), max(work, station.work)
+        fewer = max(last.came(0) - waiting(last.kernel), 0) * last.kept if begins else 0
+        found = max(found, held + last.work, held - fewer + work)
+    return found
+
+
+def needed(
+    decoder: NeighbourDecoder, latents: int, height: int, width: int, itemsize: int, passes: int, kernels: bool
+) -> int:
+    """Return the bytes that a clip's way through a decoder takes in addition to its weights.
+
+    Args:
+        latents: of the clip.
+        height, width: of the latents.
+        passes: in which the clip goes through.
+        kernels: they run what is between products; False: torch's operators, in float32.
+    """
+    fused = kernels and itemsize == 2
+
+    def work(width: int, rows: int) -> int:
+        if fused and fuses(width, decoder.head, torch.bfloat16):
+            return 4 * rows * width  # results of the gate
+        some = min(rows, ROWS)
+        more = 0 if kernels else 24 * some + 6 * rows
+        return (max(3 * rows, rows + 12 * some) + more) * width
+
+    frames, tokens, moving, features = latents + decoder.ghosts, height * width, 0, []
+    widths = [*(s.width for s in decoder.stages[1:]), decoder.width]
+    for i, (stage, after) in enumerate(zip(decoder.stages, widths, strict=True)):
+        frame, group, (stride, *sides) = stage.width * tokens, GROUP * tokens, stage.stride
+        features += [Held(frames, stage.kernel, frame, frame, work(stage.width, group))] * stage.layers
+        behind = decoder.held if i == len(decoder.stages) - 1 else 0
+        samples = math.prod(stage.stride) * after
+        features.append(Made(frames, stride, behind, frame, samples * group))
+        moving += group * stage.width + samples * group + samples * stage.width  # and the weight in their order
+        frames, tokens = frames * stride - (stride - 1), tokens * math.prod(sides)
+    frames -= decoder.ghosts * decoder.time[0]
+    frame, pixels, blocks = decoder.width * tokens, COLOURS * decoder.patch**2 * tokens, decoder.sampling.steps
+    kept = 2 * frame  # it and its context
+    if decoder.sampling.velocity or blocks > 1:
+        kept += pixels * 4 // itemsize
+    blocks *= decoder.layers
+    block = Held(frames, decoder.kernel, frame, kept, work(decoder.width, GROUP * tokens))
+    pictures, ends = 11 * decoder.width**2, 8 * GROUP * pixels  # a block's weights; noise on its way, and results
+    if passes == 1:
+        return itemsize * (most([*features, *[block] * blocks]) + moving + blocks * pictures + ends)
+    here = -(-blocks // (passes - 1))
+    # Frames that come from host memory, before the group's samples are made.
+    comes = AHEAD * GROUP * (frame + features[-1].frame) + group * stage.width + samples * (group + stage.width)
+    row = most([block] * here) + here * pictures + ends + comes
+    return itemsize * max(most(features) + moving, row)
