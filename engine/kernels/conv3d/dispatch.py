@@ -123,10 +123,12 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     taps = 1 if weight.channels % s.depth else weight.kernel[2]
     run = weight.channels * weight.kernel[2] // taps
     kernel, operands = "conv3d.conv_kernel", [x, weight.data, weight.data] * 2
+    share = taps if mma and linear and s.shared else 1
+    taps //= share
     if mma:
         kernel, operands = "conv3d.mma_kernel", [x, weight.data]
         steps = math.prod(weight.kernel[:2]) * taps * -(-run // s.depth)
-        form = _loop(s, steps, x.dtype, sums["ACC"]) | {"LINEAR": linear}
+        form = _loop(s, steps, x.dtype, sums["ACC"], share) | {"LINEAR": linear, "SHARE": share}
     else:
         form = sums | {"TMA": linear, "REST": s.rest, "num_stages": s.stages}
     if linear and not mma:
@@ -173,7 +175,7 @@ def _slices(s: Schedule, weight: Weight, geometry: Geometry, epilogue: Epilogue)
 _FP16_DEPTH = 512
 
 
-def _loop(s: Schedule, steps: int, dtype: torch.dtype, accumulate: str) -> dict[str, Any]:
+def _loop(s: Schedule, steps: int, dtype: torch.dtype, accumulate: str, share: int) -> dict[str, Any]:
     """Return as constants how `mma_kernel` goes through its steps.
 
     TURNS: how many rounds of the buffers make one turn of its loop, at whose end fp16 sums of fp16 products are added
@@ -184,7 +186,7 @@ def _loop(s: Schedule, steps: int, dtype: torch.dtype, accumulate: str) -> dict[
     stages = s.stages
     if accumulate == "f16" and dtype.itemsize == 1 and s.tail:
         stages = min(stages, 2 if s.tail > 32 else 3)
-    most = max(_FP16_DEPTH // (s.depth * stages), 1) if accumulate == "f16" and dtype == torch.float16 else 1
+    most = max(_FP16_DEPTH // (s.depth * share * stages), 1) if accumulate == "f16" and dtype == torch.float16 else 1
     turns = min(range(most, 0, -1), key=lambda n: -(-steps // (stages * n)) * n)
     one_slice = s.depth * dtype.itemsize == 32 and s.warps == 4
     ahead = 2 if dtype.itemsize == 2 and not one_slice and (accumulate == "f32" or not s.tail) else 1

@@ -56,6 +56,37 @@ def _buffers(TYPE: gl.constexpr, N: gl.constexpr, BK: gl.constexpr, SHARED: gl.c
 
 
 @gluon.jit
+def _order(first: gl.constexpr, COUNT: gl.constexpr, BM: gl.constexpr, SHARE: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return the positions, from the tile's first one on, of COUNT rows of its buffer. Where taps share it, sixteen
+    rows next to each other are positions BM / 16 apart: the same rows of the next tap are the next sixteen."""
+    row = first + gl.arange(0, COUNT, layout=gl.SliceLayout(1, LAYOUT))
+    if SHARE > 1:
+        return (row & 15) * (BM // 16) + (row >> 4)
+    else:
+        return row
+
+
+@gluon.jit
+def _rows_from(buffer, group: gl.constexpr, COUNT: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr):
+    """Return COUNT rows of a buffer of positions, from the given sixteen on."""
+    if SHARE > 1:
+        return buffer.index(group)._reinterpret(buffer.dtype, [COUNT, BK], buffer.layout)
+    else:
+        return buffer
+
+
+@gluon.jit
+def _shared_rows(TYPE: gl.constexpr, BM: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr, SHARED: gl.constexpr,
+                 STAGES: gl.constexpr):  # fmt: skip
+    """Allocate STAGES tiles of positions that the taps of a row share, in groups of sixteen rows."""
+    one = (gl.allocate_shared_memory(TYPE, [BM // 16 + SHARE - 1, 16, BK], SHARED),)
+    if STAGES > 1:
+        return one + _shared_rows(TYPE, BM, BK, SHARE, SHARED, STAGES - 1)
+    else:
+        return one
+
+
+@gluon.jit
 def _both(total, square, more, more_squares):
     return total + more, square + more_squares
 
@@ -74,7 +105,7 @@ def _weights(n0, depth, N: gl.constexpr, K: gl.constexpr, ROW: gl.constexpr, WHO
 def _issue(at, step, slot, a, w, w_tail, rows, end, columns, tail_columns, buffers, into: gl.constexpr, slots, in_frame,
            in_pitch, TAPS: gl.constexpr, KH: gl.constexpr, KW: gl.constexpr, RUN: gl.constexpr,
            CHANNELS: gl.constexpr, STEPS: gl.constexpr, BM: gl.constexpr, BK: gl.constexpr, TAIL: gl.constexpr,
-           LINEAR: gl.constexpr, COPIES: gl.constexpr):  # fmt: skip
+           LINEAR: gl.constexpr, SHARE: gl.constexpr, COPIES: gl.constexpr):  # fmt: skip
     """Start the copies of one step, which is `at` (channel, column and row of the window) in frame `slot`, into one of
     the buffers. What lies behind the end of a run, of all steps or of the input is zero. Return where the next step
     is."""
@@ -83,18 +114,28 @@ def _issue(at, step, slot, a, w, w_tail, rows, end, columns, tail_columns, buffe
     column = step * BK
     mask = step < TAPS * STEPS
     left = gl.where(mask, end - jump, 0)
+    if RUN % BK != 0 or SHARE > 1:
+        column = step // STEPS * (RUN * SHARE) + c0
     if RUN % BK != 0:
-        column = step // STEPS * RUN + c0
         mask = (mask & (c0 + gl.arange(0, BK, layout=gl.SliceLayout(0, COPIES)) < RUN))[None, :]
     inside = mask
     if LINEAR:
-        inside = (gl.arange(0, BM, layout=gl.SliceLayout(1, COPIES)) < left)[:, None]
+        inside = (_order(0, BM, BM, SHARE, COPIES) < left)[:, None]
         if RUN % BK != 0:
             inside = inside & mask
-    async_copy.async_copy_global_to_shared(buffers[0][into], a + (jump.to(gl.int64) * CHANNELS + c0) + rows, inside)
-    async_copy.async_copy_global_to_shared(buffers[1][into], w + column + columns, mask)
-    if TAIL > 0:
-        async_copy.async_copy_global_to_shared(buffers[2][into], w_tail + column + tail_columns, mask)
+    here = a + (jump.to(gl.int64) * CHANNELS + c0)
+    async_copy.async_copy_global_to_shared(_rows_from(buffers[0][into], 0, BM, BK, SHARE), here + rows, inside)
+    if SHARE > 1:
+        MORE: gl.constexpr = 16 * (SHARE - 1)
+        more = _order(BM, MORE, BM, SHARE, COPIES)
+        depth = gl.arange(0, BK, layout=gl.SliceLayout(0, COPIES))[None, :]
+        async_copy.async_copy_global_to_shared(_rows_from(buffers[0][into], BM // 16, MORE, BK, SHARE),
+                                               here + (more[:, None] * CHANNELS + depth), (more < left)[:, None])
+    for tap in gl.static_range(SHARE):
+        async_copy.async_copy_global_to_shared(buffers[1][into * SHARE + tap], w + (column + tap * RUN) + columns, mask)
+        if TAIL > 0:
+            async_copy.async_copy_global_to_shared(buffers[2][into * SHARE + tap],
+                                                   w_tail + (column + tap * RUN) + tail_columns, mask)
     async_copy.commit_group()
     c0 += BK
     over = c0 >= RUN
@@ -108,12 +149,14 @@ def _issue(at, step, slot, a, w, w_tail, rows, end, columns, tail_columns, buffe
 
 
 @gluon.jit
-def _fragments(buffers, one: gl.constexpr, part: gl.constexpr, KS: gl.constexpr, TAIL: gl.constexpr,
-               LEFT: gl.constexpr, RIGHT: gl.constexpr):  # fmt: skip
+def _fragments(buffers, one: gl.constexpr, part: gl.constexpr, KS: gl.constexpr, BM: gl.constexpr, BK: gl.constexpr,
+               TAIL: gl.constexpr, SHARE: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr):  # fmt: skip
     """Load the operands of one slice of a step from a buffer into registers."""
-    a = buffers[0][one].slice(part * KS, KS, dim=1).load(LEFT)
-    w = buffers[1][one].slice(part * KS, KS, dim=1).permute((1, 0)).load(RIGHT)
-    t = buffers[2][one].slice(part * KS, KS, dim=1).permute((1, 0)).load(RIGHT) if TAIL > 0 else w
+    tap: gl.constexpr = part // (BK // KS)
+    at: gl.constexpr = part % (BK // KS) * KS
+    a = _rows_from(buffers[0][one], tap, BM, BK, SHARE).slice(at, KS, dim=1).load(LEFT)
+    w = buffers[1][one * SHARE + tap].slice(at, KS, dim=1).permute((1, 0)).load(RIGHT)
+    t = buffers[2][one * SHARE + tap].slice(at, KS, dim=1).permute((1, 0)).load(RIGHT) if TAIL > 0 else w
     return a, w, t
 
 
@@ -132,7 +175,7 @@ def mma_kernel(
     RESIDUAL: gl.constexpr, SPAN: gl.constexpr, CLAMP: gl.constexpr, ROUND: gl.constexpr, HEALTH: gl.constexpr,
     UNIT: gl.constexpr, ACC: gl.constexpr, SLICES: gl.constexpr, GROUP: gl.constexpr, BM: gl.constexpr,
     BN: gl.constexpr, TAIL: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
-    TURNS: gl.constexpr, LINEAR: gl.constexpr,
+    TURNS: gl.constexpr, LINEAR: gl.constexpr, SHARE: gl.constexpr,
 ):  # fmt: skip
     WARPS: gl.constexpr = gl.num_warps()
     N_TILES: gl.constexpr = (K + BN + TAIL - 1) // (BN + TAIL)
@@ -179,37 +222,41 @@ def mma_kernel(
     TAPS: gl.constexpr = KT * KH * KW
     if LINEAR:
         start_row = q0 + shift
-        rows = gl.arange(0, BM, layout=gl.SliceLayout(1, COPIES))[:, None] * C + depth
+        rows = _order(0, BM, BM, SHARE, COPIES)[:, None] * C + depth
     else:
-        y, x, keep = _positions(q0, pitch, width, bottom, BM, COPIES)
+        y, x, keep = _positions(q0, pitch, width, bottom, BM, SHARE, COPIES)
         x0 = q0 - y0 * pitch
         start_row = y0 * (SH * in_pitch) + x0 * SW + shift
         rows = gl.where(keep, (y - y0) * (SH * in_pitch) + (x - x0) * SW, 0)[:, None] * C + depth
     a_tile = a + start_row.to(gl.int64) * C
     end = slots * in_frame - start_row - (RUN // C - 1)
-    w_tile = w + (group * K + n0).to(gl.int64) * (TAPS * RUN)
-    w_tail = w_tile + BN * TAPS * RUN
-    columns = _weights(n0, depth, BN, K, TAPS * RUN, WHOLE, COPIES)
+    ROW: gl.constexpr = TAPS * SHARE * RUN
+    w_tile = w + (group * K + n0).to(gl.int64) * ROW
+    w_tail = w_tile + BN * ROW
+    columns = _weights(n0, depth, BN, K, ROW, WHOLE, COPIES)
     tail_columns = columns
     if TAIL > 0:
-        tail_columns = _weights(n0 + BN, depth, TAIL, K, TAPS * RUN, WHOLE, COPIES)
+        tail_columns = _weights(n0 + BN, depth, TAIL, K, ROW, WHOLE, COPIES)
     SHARED: gl.constexpr = _swizzled(BK, SIZE)
     TYPE: gl.constexpr = w.dtype.element_ty
-    w_buffers = _buffers(TYPE, BN, BK, SHARED, STAGES)
-    tail_buffers = _buffers(TYPE, TAIL, BK, SHARED, STAGES) if TAIL > 0 else w_buffers
-    buffers = (_buffers(TYPE, BM, BK, SHARED, STAGES), w_buffers, tail_buffers)
+    w_buffers = _buffers(TYPE, BN, BK, SHARED, STAGES * SHARE)
+    tail_buffers = _buffers(TYPE, TAIL, BK, SHARED, STAGES * SHARE) if TAIL > 0 else w_buffers
+    if SHARE > 1:
+        buffers = (_shared_rows(TYPE, BM, BK, SHARE, SHARED, STAGES), w_buffers, tail_buffers)
+    else:
+        buffers = (_buffers(TYPE, BM, BK, SHARED, STAGES), w_buffers, tail_buffers)
 
     slot = start + d * ST
     slot = gl.where(slot >= slots, slot - slots, slot)
     step = gl.to_tensor(0)
     at = (gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0))
     STEPS: gl.constexpr = (RUN + BK - 1) // BK
-    PARTS: gl.constexpr = BK // KS
+    PARTS: gl.constexpr = SHARE * BK // KS
     for i in gl.static_range(STAGES):
         at, step, slot = _issue(at, step, slot, a_tile, w_tile, w_tail, rows, end, columns, tail_columns, buffers, i,
-                                slots, in_frame, in_pitch, TAPS, KH, KW, RUN, C, STEPS, BM, BK, TAIL, LINEAR, COPIES)
+                                slots, in_frame, in_pitch, TAPS, KH, KW, RUN, C, STEPS, BM, BK, TAIL, LINEAR, SHARE, COPIES)
     async_copy.wait_group(STAGES - 1)
-    now = _fragments(buffers, 0, 0, KS, TAIL, LEFT, RIGHT)
+    now = _fragments(buffers, 0, 0, KS, BM, BK, TAIL, SHARE, LEFT, RIGHT)
     SUM: gl.constexpr = gl.int32 if ACC == "i32" else gl.float32
     # Sums in fp16 go into sums of their sums in fp16, too: that takes half the registers and no conversions.
     TOTAL: gl.constexpr = gl.float16 if ACC == "f16" and SIZE == 2 and TAIL == 0 else SUM
@@ -221,20 +268,20 @@ def mma_kernel(
         if ACC == "f16":
             half, half_tail = gl.zeros([BM, BN], gl.float16, MMA), gl.zeros([BM, LAST], gl.float16, MMA)
         if AHEAD == 1:
-            now = _fragments(buffers, 0, 0, KS, TAIL, LEFT, RIGHT)
+            now = _fragments(buffers, 0, 0, KS, BM, BK, TAIL, SHARE, LEFT, RIGHT)
         for i in gl.static_range(STAGES * TURNS):
             for part in gl.static_range(PARTS):
                 then = now
                 if part + 1 < PARTS:
-                    then = _fragments(buffers, i % STAGES, part + 1, KS, TAIL, LEFT, RIGHT)
+                    then = _fragments(buffers, i % STAGES, part + 1, KS, BM, BK, TAIL, SHARE, LEFT, RIGHT)
                 else:
                     # All have read this buffer, and the next one is there.
                     async_copy.wait_group(STAGES - 2)
                     if AHEAD == 2 or i + 1 < STAGES * TURNS:
-                        then = _fragments(buffers, (i + 1) % STAGES, 0, KS, TAIL, LEFT, RIGHT)
+                        then = _fragments(buffers, (i + 1) % STAGES, 0, KS, BM, BK, TAIL, SHARE, LEFT, RIGHT)
                     at, step, slot = _issue(at, step, slot, a_tile, w_tile, w_tail, rows, end, columns, tail_columns,
                                             buffers, i % STAGES, slots, in_frame, in_pitch, TAPS, KH, KW, RUN, C, STEPS,
-                                            BM, BK, TAIL, LINEAR, COPIES)
+                                            BM, BK, TAIL, LINEAR, SHARE, COPIES)
                 half = mma_v2(now[0], now[1], half)
                 if TAIL > 0:
                     half_tail = mma_v2(now[0], now[2], half_tail)
@@ -261,12 +308,12 @@ def mma_kernel(
         _finish(_piece(acc, part, SLICES), n0 + part * (BN // SLICES), q0, y0, pitch, width, bottom, ix * (width - 1),
                 iy * last_row - first_row, to, residual, sums, scales, biases, health, act_scale, gain, offset, low,
                 high, out_y * (PY * UNIT), out_x * (PX * UNIT), res_y * (PY * UNIT), res_x * (PX * UNIT), K, WHOLE,
-                BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH)
+                BIAS, SCALED, RESIDUAL, SPAN, CLAMP, ROUND, HEALTH, SHARE)
     if TAIL > 0:
         _finish(acc_tail, n0 + BN, q0, y0, pitch, width, bottom, ix * (width - 1), iy * last_row - first_row, to,
                 residual, sums, scales, biases, health, act_scale, gain, offset, low, high, out_y * (PY * UNIT),
                 out_x * (PX * UNIT), res_y * (PY * UNIT), res_x * (PX * UNIT), K, WHOLE, BIAS, SCALED, RESIDUAL, SPAN,
-                CLAMP, ROUND, HEALTH)
+                CLAMP, ROUND, HEALTH, SHARE)
 
 
 @gluon.jit
@@ -279,14 +326,14 @@ def _base(frame, row, column, stride_t, stride_y, stride_x, UNIT: gl.constexpr):
 def _finish(acc, n0, q0, y0, pitch, width, bottom, edge_x, edge_y, out, res, sums, scales, biases, health, act_scale,
             gain, offset, low, high, out_y, out_x, res_y, res_x, K: gl.constexpr, WHOLE: gl.constexpr,
             BIAS: gl.constexpr, SCALED: gl.constexpr, RESIDUAL: gl.constexpr, SPAN: gl.constexpr, CLAMP: gl.constexpr,
-            ROUND: gl.constexpr, HEALTH: gl.constexpr):  # fmt: skip
+            ROUND: gl.constexpr, HEALTH: gl.constexpr, SHARE: gl.constexpr):  # fmt: skip
     """Finish and store one slice [BM, BN] of the accumulators, and its sums. Values stay where products left them; what
     is read and written goes through shared memory, so that a thread's access is 16 bytes."""
     BM: gl.constexpr = acc.shape[0]
     BN: gl.constexpr = acc.shape[1]
     HERE: gl.constexpr = acc.type.layout
     ROWS: gl.constexpr = _rows_of(BN, gl.num_warps())
-    y, x, keep = _positions(q0, pitch, width, bottom, BM, ROWS)
+    y, x, keep = _positions(q0, pitch, width, bottom, BM, SHARE, ROWS)
     n = n0 + gl.arange(0, BN, layout=gl.SliceLayout(0, HERE))
     wanted = (n < K) | WHOLE
     value = acc.to(gl.float32)
@@ -294,7 +341,7 @@ def _finish(acc, n0, q0, y0, pitch, width, bottom, edge_x, edge_y, out, res, sum
         value *= (gl.load(scales + n, mask=wanted, other=0.0) * act_scale)[None, :]
     if BIAS != "none":
         value += gl.load(biases + n, mask=wanted, other=0.0)[None, :]
-    here_y, here_x, kept = _positions(q0, pitch, width, bottom, BM, HERE)
+    here_y, here_x, kept = _positions(q0, pitch, width, bottom, BM, SHARE, HERE)
     if BIAS == "border":
         rows, cols = (here_y == edge_y).to(gl.float32)[:, None], (here_x == edge_x).to(gl.float32)[:, None]
         value += rows * gl.load(biases + K + n, mask=wanted, other=0.0)[None, :]
@@ -334,9 +381,9 @@ def _finish(acc, n0, q0, y0, pitch, width, bottom, edge_x, edge_y, out, res, sum
 
 
 @gluon.jit
-def _positions(q0, pitch, width, bottom, BM: gl.constexpr, LAYOUT: gl.constexpr):
+def _positions(q0, pitch, width, bottom, BM: gl.constexpr, SHARE: gl.constexpr, LAYOUT: gl.constexpr):
     """Return the row and column of a tile's positions, and which of them are in the plane and in this block of rows."""
-    q = q0 + gl.arange(0, BM, layout=gl.SliceLayout(1, LAYOUT))
+    q = q0 + _order(0, BM, BM, SHARE, LAYOUT)
     y = q // pitch
     x = q - y * pitch
     return y, x, (x < width) & (y < bottom)

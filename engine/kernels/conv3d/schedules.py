@@ -33,6 +33,7 @@ class Schedule:
     group: int = 1
     tail: int = 0
     rest: int = 0
+    shared: bool = False
 
 
 class Layer(NamedTuple):
