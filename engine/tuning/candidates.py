@@ -24,7 +24,8 @@ def table(target: Target, kind: Kind) -> Schedule:
     frame = (1, 1) if kind.small else (1, SMALL_PLANE)
     if kind.form == "winograd":
         return winograd(target, kind.dtype, kind.channels, kind.outputs, frame, kind.sums)
-    return direct(target, kind.dtype, kind.channels, kind.outputs, frame, kind.phases, kind.row, kind.sums)
+    share = target.mma_sync and not kind.strided and kind.accumulate in ("f32", "i32")
+    return direct(target, kind.dtype, kind.channels, kind.outputs, frame, kind.phases, kind.row, kind.sums, share)
 
 
 def candidates(target: Target, kind: Kind) -> list[Schedule]:

@@ -100,12 +100,14 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     frame_rows = geometry.frame_rows or h
     sums = accumulation(x, epilogue, here)
     s = schedule or chosen(x.device, here.way, weight, sums["ACC"], (frame_rows, w), geometry, epilogue.groups)
-    s = s or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases, weight.kernel[2], epilogue.groups > 0)
+    # Block-scaled products and Triton's interpreter are of its own language alone.
+    mma = here.mma_sync and sums["ACC"] != "mx" and not (interpreted() and x.is_cpu)
+    share = mma and geometry.stride == (1, 1, 1) and sums["ACC"] != "f16"
+    s = s or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases, weight.kernel[2], epilogue.groups > 0,
+                  share)
     one_tile = k <= s.columns + s.tail and phases == 1 and weight.taps == 1
     if not x.is_meta and out.data_ptr() == x.data_ptr() and not one_tile:
         raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")
-    # Block-scaled products and Triton's interpreter are of its own language alone.
-    mma = here.mma_sync and sums["ACC"] != "mx" and not (interpreted() and x.is_cpu)
     slices = _slices(s, weight, geometry, epilogue) if mma else s.slices
     linear = (mma or here.tma) and geometry.stride == (1, 1, 1)
     pitch = x.shape[2] if linear else w
@@ -122,13 +124,14 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     # Taps that share a run are one tap as wide as all of them.
     taps = 1 if weight.channels % s.depth else weight.kernel[2]
     run = weight.channels * weight.kernel[2] // taps
+    # Taps that share positions are one step.
+    shared = taps if share and s.shared else 1
+    taps //= shared
     kernel, operands = "conv3d.conv_kernel", [x, weight.data, weight.data] * 2
-    share = taps if mma and linear and s.shared else 1
-    taps //= share
     if mma:
         kernel, operands = "conv3d.mma_kernel", [x, weight.data]
         steps = math.prod(weight.kernel[:2]) * taps * -(-run // s.depth)
-        form = _loop(s, steps, x.dtype, sums["ACC"], share) | {"LINEAR": linear, "SHARE": share}
+        form = _loop(s, steps, x.dtype, sums["ACC"]) | {"LINEAR": linear, "SHARE": shared}
     else:
         form = sums | {"TMA": linear, "REST": s.rest, "num_stages": s.stages}
     if linear and not mma:
@@ -175,7 +178,7 @@ def _slices(s: Schedule, weight: Weight, geometry: Geometry, epilogue: Epilogue)
 _FP16_DEPTH = 512
 
 
-def _loop(s: Schedule, steps: int, dtype: torch.dtype, accumulate: str, share: int) -> dict[str, Any]:
+def _loop(s: Schedule, steps: int, dtype: torch.dtype, accumulate: str) -> dict[str, Any]:
     """Return as constants how `mma_kernel` goes through its steps.
 
     TURNS: how many rounds of the buffers make one turn of its loop, at whose end fp16 sums of fp16 products are added
@@ -186,7 +189,7 @@ def _loop(s: Schedule, steps: int, dtype: torch.dtype, accumulate: str, share: i
     stages = s.stages
     if accumulate == "f16" and dtype.itemsize == 1 and s.tail:
         stages = min(stages, 2 if s.tail > 32 else 3)
-    most = max(_FP16_DEPTH // (s.depth * share * stages), 1) if accumulate == "f16" and dtype == torch.float16 else 1
+    most = max(_FP16_DEPTH // (s.depth * stages), 1) if accumulate == "f16" and dtype == torch.float16 else 1
     turns = min(range(most, 0, -1), key=lambda n: -(-steps // (stages * n)) * n)
     one_slice = s.depth * dtype.itemsize == 32 and s.warps == 4
     ahead = 2 if dtype.itemsize == 2 and not one_slice and (accumulate == "f32" or not s.tail) else 1

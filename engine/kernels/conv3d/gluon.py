@@ -6,6 +6,9 @@ two to five times a step. Here they meet once: copies into one of STAGES buffers
 read into registers, while products are made. Buffers are separate allocations, so that the compiler sees that these do
 not touch each other, and whole rounds of them make one turn of the loop.
 
+Where SHARE taps of a row share a step's positions, these are read once: rows of a tile lie in groups of sixteen, whose
+positions are as far apart as there are groups, so that the rows of the next tap begin one group later.
+
 With stride 1 (LINEAR) a tile is consecutive rows of the padded plane, as with bulk copies: constants tell a thread's
 rows apart, and the rows behind the input's end, which lie in the border or behind the tile, are not read.
 """
@@ -45,20 +48,25 @@ def _rows_of(width, warps):
     return gl.BlockedLayout([1, min(width, 8)], [32 // across, across], [warps, 1], [1, 0])
 
 
+@gluon.constexpr_function
+def _shape(rows, depth, share):
+    """Return the shape of a buffer; where taps share it, of groups of sixteen rows, with those that others need."""
+    return [rows // 16 + share - 1, 16, depth] if share > 1 else [rows, depth]
+
+
 @gluon.jit
-def _buffers(TYPE: gl.constexpr, N: gl.constexpr, BK: gl.constexpr, SHARED: gl.constexpr, STAGES: gl.constexpr):
-    """Allocate STAGES tiles [N, BK] of shared memory."""
-    one = (gl.allocate_shared_memory(TYPE, [N, BK], SHARED),)
-    if STAGES > 1:
-        return one + _buffers(TYPE, N, BK, SHARED, STAGES - 1)
+def _buffers(TYPE: gl.constexpr, SHAPE: gl.constexpr, SHARED: gl.constexpr, COUNT: gl.constexpr):
+    """Allocate COUNT tiles of shared memory."""
+    one = (gl.allocate_shared_memory(TYPE, SHAPE, SHARED),)
+    if COUNT > 1:
+        return one + _buffers(TYPE, SHAPE, SHARED, COUNT - 1)
     else:
         return one
 
 
 @gluon.jit
 def _order(first: gl.constexpr, COUNT: gl.constexpr, BM: gl.constexpr, SHARE: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return the positions, from the tile's first one on, of COUNT rows of its buffer. Where taps share it, sixteen
-    rows next to each other are positions BM / 16 apart: the same rows of the next tap are the next sixteen."""
+    """Return the positions, counted from the tile's first one, of COUNT rows of its buffer from `first` on."""
     row = first + gl.arange(0, COUNT, layout=gl.SliceLayout(1, LAYOUT))
     if SHARE > 1:
         return (row & 15) * (BM // 16) + (row >> 4)
@@ -68,22 +76,11 @@ def _order(first: gl.constexpr, COUNT: gl.constexpr, BM: gl.constexpr, SHARE: gl
 
 @gluon.jit
 def _rows_from(buffer, group: gl.constexpr, COUNT: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr):
-    """Return COUNT rows of a buffer of positions, from the given sixteen on."""
+    """Return COUNT rows of a buffer of positions, from a group on."""
     if SHARE > 1:
         return buffer.index(group)._reinterpret(buffer.dtype, [COUNT, BK], buffer.layout)
     else:
         return buffer
-
-
-@gluon.jit
-def _shared_rows(TYPE: gl.constexpr, BM: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr, SHARED: gl.constexpr,
-                 STAGES: gl.constexpr):  # fmt: skip
-    """Allocate STAGES tiles of positions that the taps of a row share, in groups of sixteen rows."""
-    one = (gl.allocate_shared_memory(TYPE, [BM // 16 + SHARE - 1, 16, BK], SHARED),)
-    if STAGES > 1:
-        return one + _shared_rows(TYPE, BM, BK, SHARE, SHARED, STAGES - 1)
-    else:
-        return one
 
 
 @gluon.jit
@@ -239,12 +236,9 @@ def mma_kernel(
         tail_columns = _weights(n0 + BN, depth, TAIL, K, ROW, WHOLE, COPIES)
     SHARED: gl.constexpr = _swizzled(BK, SIZE)
     TYPE: gl.constexpr = w.dtype.element_ty
-    w_buffers = _buffers(TYPE, BN, BK, SHARED, STAGES * SHARE)
-    tail_buffers = _buffers(TYPE, TAIL, BK, SHARED, STAGES * SHARE) if TAIL > 0 else w_buffers
-    if SHARE > 1:
-        buffers = (_shared_rows(TYPE, BM, BK, SHARE, SHARED, STAGES), w_buffers, tail_buffers)
-    else:
-        buffers = (_buffers(TYPE, BM, BK, SHARED, STAGES), w_buffers, tail_buffers)
+    w_buffers = _buffers(TYPE, _shape(BN, BK, 1), SHARED, STAGES * SHARE)
+    tail_buffers = _buffers(TYPE, _shape(TAIL, BK, 1), SHARED, STAGES * SHARE) if TAIL > 0 else w_buffers
+    buffers = (_buffers(TYPE, _shape(BM, BK, SHARE), SHARED, STAGES), w_buffers, tail_buffers)
 
     slot = start + d * ST
     slot = gl.where(slot >= slots, slot - slots, slot)
@@ -254,7 +248,8 @@ def mma_kernel(
     PARTS: gl.constexpr = SHARE * BK // KS
     for i in gl.static_range(STAGES):
         at, step, slot = _issue(at, step, slot, a_tile, w_tile, w_tail, rows, end, columns, tail_columns, buffers, i,
-                                slots, in_frame, in_pitch, TAPS, KH, KW, RUN, C, STEPS, BM, BK, TAIL, LINEAR, SHARE, COPIES)
+                                slots, in_frame, in_pitch, TAPS, KH, KW, RUN, C, STEPS, BM, BK, TAIL, LINEAR, SHARE,
+                                COPIES)
     async_copy.wait_group(STAGES - 1)
     now = _fragments(buffers, 0, 0, KS, BM, BK, TAIL, SHARE, LEFT, RIGHT)
     SUM: gl.constexpr = gl.int32 if ACC == "i32" else gl.float32

@@ -22,7 +22,9 @@ class Schedule:
     positions, columns (output channels) and depth of one step; warps; pipeline stages; slices of the epilogue (1, 2,
     4); group: tiles of positions that run through all output channels together; tail: columns of a second, narrower
     tile of the same positions (widths are powers of two: 96 is 64 + 32), 0: none; rest: depth of the last steps, where
-    whole ones leave a rest of the channels of a row of taps (three taps of 96 are 2 * 128 + 32), 0: none."""
+    whole ones leave a rest of the channels of a row of taps (three taps of 96 are 2 * 128 + 32), 0: none; shared: the
+    taps of a row share a step's positions, which are read once for all of them (`gluon.py` alone; a step is `depth` of
+    each tap)."""
 
     positions: int
     columns: int
@@ -38,7 +40,8 @@ class Schedule:
 
 class Layer(NamedTuple):
     """The key of a schedule: the operands' type ("fp8", "int8") or width ("16 bit", "8 bit"); the kind of layer
-    ("": any without phases; "pair": any whose outputs only two tiles fill, "wide pair": where one is of 128 channels);
+    ("": any without phases; "pair": any whose outputs only two tiles fill, "wide pair": where one is of 128 channels;
+    "shared": any whose taps of a row share positions, where whole tiles fill its outputs);
     its outputs (0: any); True if it serves layers that make a norm's sums."""
 
     operands: str
@@ -56,6 +59,19 @@ TYPES = {FP8: "fp8", torch.int8: "int8"}
 # and those of Triton's loop with its best tile, in the form of sm_89 on an H200, with no more blocks on a processor
 # than 100 KiB hold.
 _MMA: dict[Layer, Schedule] = {
+    # Where the taps of a row share positions, tall tiles read least of the L2 cache. TFLOP/s of these rows in the form
+    # of sm_120, and of those below: 128: 414, 393; 256: 455, 442; 384: 441, 428; 512: 452, 443.
+    Layer(_HALF, "shared"): Schedule(positions=256, columns=128, depth=32, warps=8, stages=2, group=16, shared=True),
+    # 337, 306
+    Layer(_HALF, "shared", 96): Schedule(
+        positions=256, columns=64, depth=32, warps=8, stages=2, tail=32, shared=True
+    ),
+    # 382, 359
+    Layer(_HALF, "shared", 192): Schedule(
+        positions=256, columns=64, depth=32, warps=4, stages=2, group=4, shared=True
+    ),
+    # TOP/s. 128: 766, 742; 256: 895, 883; 512: 938, 913
+    Layer("int8", "shared"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=2, group=16, shared=True),
     # 128: 0.97, 1.11
     Layer(_HALF, "narrow"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=2),
     # 256: 1.75, 2.11; 512: 3.70, 4.34
@@ -246,7 +262,7 @@ def _two_tiles(out_channels: int, most: int) -> tuple[int, int] | None:
 
 
 def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, frame: tuple[int, int],
-         phases: int = 1, row: int = 1, sums: bool = False) -> Schedule:
+         phases: int = 1, row: int = 1, sums: bool = False, share: bool = False) -> Schedule:
     """Return the one schedule for a layer.
 
     Args:
@@ -255,9 +271,11 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
         phases: 8 or 4 where the layer upsamples time and space, or space.
         row: the taps in a row of its window.
         sums: it makes the sums of a norm.
+        share: its loop is `gluon.py`'s, in which the taps of a row can share positions: its steps are one position long
+            and its products not summed in fp16, which loses by it.
     """
     table, small = of_generation(SCHEDULES, target.sm), frame[0] * frame[1] < SMALL_PLANE
-    what = dtype, channels, out_channels, small, phases, row, sums
+    what = dtype, channels, out_channels, small, phases, row, sums, share
     known = id(table), what
     if known not in _picked:
         _picked[known] = table, _pick(table, *what)
@@ -269,9 +287,15 @@ _picked: dict[tuple[Any, ...], tuple[Mapping[Layer, Schedule], Schedule]] = {}
 
 
 def _pick(table: Mapping[Layer, Schedule], dtype: torch.dtype, channels: int, out_channels: int, small: bool,
-          phases: int, row: int, sums: bool) -> Schedule:
+          phases: int, row: int, sums: bool, share: bool) -> Schedule:
     size = _HALF if dtype not in TYPES else _BYTE
     word = TYPES.get(dtype, size)
+    if share and row > 1 and phases == 1 and not small:
+        for layer in (Layer(word, "shared", out_channels), Layer(size, "shared", out_channels),
+                      Layer(word, "shared"), Layer(size, "shared")):  # fmt: skip
+            s = table.get(layer)
+            if s and channels % s.depth == 0 and out_channels % (s.columns + s.tail) == 0:
+                return s
     kind = "narrow" if out_channels <= 128 else "small plane" if small else "wide"
     if kind == "small plane" and out_channels % table[Layer(size, kind)].columns:
         kind = "wide"  # its low tiles have no room for a second one
