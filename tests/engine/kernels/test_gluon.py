@@ -84,6 +84,35 @@ def test_rows_are_counted_through_with_stride_1_alone():
 
 
 CARD = capabilities("card", 86, (3, 6))
+WHOLE_PLANE = 1600  # columns; narrower planes of 9 rows are small ones
+
+
+@pytest.mark.parametrize(
+    ("asked", "taps", "depth"),
+    [
+        (dict(channels=256), 3, 32),
+        (dict(channels=128, outputs=512), 3, 32),
+        (dict(channels=96), 3, 32),
+        (dict(channels=192, dtype=torch.bfloat16), 3, 32),
+        (dict(channels=256, dtype=INT8), 3, 64),
+        (dict(channels=256, width=33), 1, 32),  # a small plane
+        (dict(channels=256, stride=2), 1, 64),
+        (dict(channels=256, half_accumulate=True), 1, 64),
+        (dict(channels=16, outputs=128), 1, 16),  # fewer channels than a step
+        (dict(channels=160), 1, 32),  # no row for its outputs
+        (dict(channels=96, outputs=128, dtype=INT8), 1, 128),  # steps do not divide the channels of a tap
+        (dict(channels=256, dtype=FP8), 1, 64),
+    ],
+    ids=str,
+)
+def test_taps_of_a_row_share_positions(asked, taps, depth):
+    """Where they do, a step is `depth` of each, and there is one tap a row."""
+    here = capabilities("card", 89, (3, 6))
+    made = call(here, **{"width": WHOLE_PLANE} | asked).constants
+    assert (made["SHARE"], made["BK"]) == (taps, depth)
+    assert made["KW"] == 3 // taps or made["RUN"] > made["C"]
+    other = call(capabilities("card", 90, (3, 6)), **{"width": WHOLE_PLANE} | asked)
+    assert "SHARE" not in other.constants
 
 
 @pytest.mark.parametrize(
