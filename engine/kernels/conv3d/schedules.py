@@ -59,19 +59,23 @@ TYPES = {FP8: "fp8", torch.int8: "int8"}
 # and those of Triton's loop with its best tile, in the form of sm_89 on an H200, with no more blocks on a processor
 # than 100 KiB hold.
 _MMA: dict[Layer, Schedule] = {
-    # Where the taps of a row share positions, tall tiles read least of the L2 cache. TFLOP/s of these rows in the form
-    # of sm_120, and of those below: 128: 414, 393; 256: 455, 442; 384: 441, 428; 512: 452, 443.
+    # Where the taps of a row share positions, tall tiles read least of the L2 cache. These rows' TFLOP/s in the form of
+    # sm_120, and those of the rows below: 128: 414, 393; 256: 463, 445; 384: 441, 428; 512: 469, 460.
     Layer(_HALF, "shared"): Schedule(positions=256, columns=128, depth=32, warps=8, stages=2, group=16, shared=True),
-    # 337, 306
+    # 336, 329
     Layer(_HALF, "shared", 96): Schedule(
         positions=256, columns=64, depth=32, warps=8, stages=2, tail=32, shared=True
     ),
-    # 382, 359
+    # 396, 376
     Layer(_HALF, "shared", 192): Schedule(
-        positions=256, columns=64, depth=32, warps=4, stages=2, group=4, shared=True
+        positions=256, columns=64, depth=32, warps=4, stages=2, group=16, shared=True
     ),
-    # TOP/s. 128: 766, 742; 256: 895, 883; 512: 938, 913
+    # TOP/s. 128: 766, 742; 256: 895, 883; 384: 943, 886; 512: 938, 913
     Layer("int8", "shared"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=2, group=16, shared=True),
+    # 686, 638
+    Layer("int8", "shared", 192): Schedule(
+        positions=256, columns=64, depth=64, warps=4, stages=2, group=4, shared=True
+    ),
     # 128: 0.97, 1.11
     Layer(_HALF, "narrow"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=2),
     # 256: 1.75, 2.11; 512: 3.70, 4.34

@@ -95,6 +95,7 @@ WHOLE_PLANE = 1600  # columns; narrower planes of 9 rows are small ones
         (dict(channels=96), 3, 32),
         (dict(channels=192, dtype=torch.bfloat16), 3, 32),
         (dict(channels=256, dtype=INT8), 3, 64),
+        (dict(channels=192, dtype=INT8), 3, 64),
         (dict(channels=256, width=33), 1, 32),  # a small plane
         (dict(channels=256, stride=2), 1, 64),
         (dict(channels=256, half_accumulate=True), 1, 64),
@@ -132,7 +133,8 @@ def test_taps_of_a_row_share_positions(asked, taps, depth):
         (dict(residual=True, channels=256, dtype=INT8), 2),
         (dict(groups=32, channels=256, dtype=INT8), 2),
         (dict(residual=True, groups=32, dtype=INT8), 2),  # eight warps
-        (dict(residual=True, groups=32, channels=256, dtype=INT8, width=1700, held=BF16), 4),
+        (dict(residual=True, groups=32, channels=256, dtype=INT8, width=1700, held=BF16, taps=1), 4),
+        (dict(residual=True, groups=32, channels=256, dtype=INT8, width=1700, held=BF16), 2),  # taps share positions
         (dict(residual=True, groups=32, channels=256, dtype=INT8, width=1700), 2),  # measured with halves
         (dict(residual=True, groups=32, channels=512, dtype=INT8, width=1700, held=BF16), 2),
         (dict(residual=True, channels=256, dtype=INT8, width=1700, held=BF16), 2),
