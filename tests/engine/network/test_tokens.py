@@ -1,5 +1,6 @@
 """A transformer's walk: weights that come layer by layer, products in 8 bit, positions."""
 
+import os
 from contextlib import nullcontext
 
 import pytest
@@ -157,3 +158,28 @@ def test_locked_parameters(monkeypatch, made, used):
     assert layer.weight.is_inference() == made
     if not made:
         assert torch.equal(layer.weight.t().t(), want)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernels need Triton's interpreter here")
+@pytest.mark.parametrize("kind", [None, "int8"])
+def test_layers_with_attention_of_our_own(decoder, monkeypatch, noise, kind):
+    """Two layers with kernels are what they are without; tiles in a group have the bits of a tile alone. Not in fp8: the
+    interpreter multiplies no bf16."""
+    size, step = (2, 3, 3), next(s for s in decoder.program.steps if hasattr(s, "registers"))
+    z = [noise(step.c_in, *size) for _ in range(2)]
+    made, asked = {}, []
+    plain = tokens.attended
+    monkeypatch.setattr(tokens, "attended", lambda *a, **k: asked.append(len(a[0])) or plain(*a, **k))
+    for together, backend in ((2, "triton"), (1, "triton"), (2, "reference")):
+        monkeypatch.setattr(tokens, "tiles_together", lambda *_, n=together: n)
+        network = TokenNetwork(decoder, torch.float16, CPU, kind, backend=backend)
+        del network.layers[2:]
+        run = network.memory(size, 2)
+        run.allocate()
+        made[together, backend] = torch.stack(list(network.decode(z, 2, lambda: None, run))).float()
+    count = tokens.tokens_of(step, *size)
+    assert asked == [2 * count] * 2 + [count] * 4
+    assert torch.equal(made[1, "triton"], made[2, "triton"])
+    want = made[2, "reference"]
+    error = (made[2, "triton"] - want).norm() / want.norm()
+    assert error < {None: 2e-3, "int8": 0.02}[kind]
