@@ -163,8 +163,8 @@ def test_locked_parameters(monkeypatch, made, used):
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernels need Triton's interpreter here")
 @pytest.mark.parametrize("kind", [None, "int8"])
 def test_layers_with_attention_of_our_own(decoder, monkeypatch, noise, kind):
-    """Two layers with kernels are what they are without; tiles in a group have the bits of a tile alone. Not in fp8: the
-    interpreter multiplies no bf16."""
+    """Two layers with kernels are what they are without; tiles in a group have the bits of a tile alone. Not in fp8:
+    the interpreter multiplies no bf16."""
     size, step = (2, 3, 3), next(s for s in decoder.program.steps if hasattr(s, "registers"))
     z = [noise(step.c_in, *size) for _ in range(2)]
     made, asked = {}, []
