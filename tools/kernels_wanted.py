@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import inspect
 import itertools
 import os
 import pickle
@@ -12,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +44,12 @@ TOGGLES = Options(), Options(winograd=True), Options(composed_upsample=False)
 TRIED, SHARE = 2, 0.04
 TYPES = (torch.float16, torch.bfloat16)
 TESTS = Path(__file__).parents[1] / "tests" / "engine"
+#: Modules of GPU tests that launch kernels themselves -> these tests (none: all).
+DIRECT = {
+    "tests.engine.kernels.test_not_finite": (),
+    "tests.engine.archs.test_ltx_diffusion_gpu": ("test_neighbourhood", "test_products", "test_narrow_products"),
+    "tests.engine.archs.test_mage_gpu": ("test_kernels_agree_with_their_references", "test_pixels"),
+}  # fmt: skip
 Each = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
 
@@ -178,22 +187,48 @@ def of_tests(name: str, each: Each = map) -> tuple[dict[str, frozenset[Key]], se
     """Return what the GPU tests launch in a form: the kernels of their models by use (`use_id`), and others."""
     sys.path[:0] = [str(TESTS), str(TESTS / "kernels")]
     import gpu_models
-    import test_not_finite
     from warm_kernels import CELLS
 
     more = {("minimaxh3", "bf16"), ("seedvr2-8-bit", "bf16")}
     cells = sorted({(what, precision) for what, precision, _ in CELLS} | more)
     found = {use: keys for some in each(_of_model, [(*cell, name) for cell in cells]) for use, keys in some.items()}
     here = card(name)
-    others = set(_tuned(gpu_models, here))
-    for test in [one for called, one in vars(test_not_finite).items() if called.startswith("test_")]:
-        with recording(here) as calls:
-            for values in itertools.product(*(mark.args[1] for mark in test.pytestmark)):
-                parameters = dict(zip((mark.args[0] for mark in test.pytestmark), values, strict=True))
-                with contextlib.suppress(Exception):  # nothing has values here, which is all that comes after launches
-                    test(("meta", "triton"), **parameters)
-        others |= keys_of(calls)
-    return found, others
+    return found, {*_tuned(gpu_models, here), *of_kernel_tests(here)}
+
+
+def of_kernel_tests(here: Target) -> set[Key]:
+    """Return what the GPU tests of single kernels launch: those of `DIRECT`, run without values."""
+    import pytest
+
+    sys.path.insert(0, str(TESTS.parents[1]))
+    architecture, config = models()["mage"]
+    walks = [FusedWalk(architecture, config, dtype, Options()) for dtype in TYPES]
+    fixtures = {"where": [("meta", "triton")], "vae": [SimpleNamespace(kernels=lambda half: here)],
+                "end": [walk.network("decoder").stages[-1][-1].packed for walk in walks]}  # fmt: skip
+    stops = Exception, pytest.skip.Exception  # nothing has values, which is all that follows launches
+    found = set()
+    for module, names in DIRECT.items():
+        tests = importlib.import_module(module)
+        device, tests.DEVICE = getattr(tests, "DEVICE", None), "meta"
+        for test in [vars(tests)[name] for name in names or vars(tests) if name.startswith("test_")]:
+            for arguments in _cases(test, fixtures):
+                with recording(here) as calls, contextlib.suppress(*stops):
+                    test(**arguments)
+                found |= keys_of(calls)
+        tests.DEVICE = device
+    return found
+
+
+def _cases(test: Callable[..., None], fixtures: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """The arguments of a test in each of its cases: its parameters, and values of its fixtures."""
+    marks = [mark.args for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+    axes = [([name.strip() for name in words.split(",")], list(values)) for words, values in marks]
+    known = {name for names, _ in axes for name in names}
+    axes += [([name], fixtures[name]) for name in inspect.signature(test).parameters if name not in known]
+    for values in itertools.product(*(values for _, values in axes)):
+        pairs = zip(axes, values, strict=True)
+        yield {name: one for (names, _), value in pairs
+               for name, one in zip(names, value if len(names) > 1 else (value,), strict=True)}  # fmt: skip
 
 
 def _of_model(cell: tuple[str, str, str]) -> dict[str, frozenset[Key]]:

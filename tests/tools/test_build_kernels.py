@@ -232,6 +232,22 @@ def test_the_tests_models_are_added_to_a_copy(tool, compiler, tmp_path, monkeypa
         assert all(sorted(before.texts(form, use)) == sorted(after.texts(form, use)) for use in uses)
 
 
+def test_every_test_of_single_kernels_is_launched_without_values(tool, monkeypatch):
+    """Those that stop before they launch anything would be skipped where there is no Triton."""
+    wanted = sys.modules["kernels_wanted"]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    known = wanted.DIRECT
+    for module, names in known.items():
+        for name in names or ("test_norm_act", "test_conv3d", "test_planes", "test_to_pixels"):
+            monkeypatch.setattr(wanted, "DIRECT", {module: (name,)})
+            for form in "AC":
+                assert wanted.of_kernel_tests(wanted.card(form)), (name, form)
+    monkeypatch.setattr(wanted, "DIRECT", known)
+    found = {key.kernel for key in wanted.of_kernel_tests(wanted.card("C"))}
+    assert found >= {"neighbourhood.neighbourhood_kernel", "blocks.projected_kernel", "blocks.narrow_gated_kernel",
+                     "mixing.gates_kernel", "patch_pixels.patch_kernel", "tokens.rounded_kernel"}  # fmt: skip
+
+
 def test_what_a_half_asks_for_is_covered(tool, compiler, tmp_path):
     """As it is named where it runs; other sizes are not, and are walked there."""
     from zerowaste_vae.engine.archs import by_name

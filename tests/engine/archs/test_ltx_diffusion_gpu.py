@@ -16,6 +16,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
 EPS, BF16 = 1e-6, torch.bfloat16
+#: Where kernels run beside their references: tools/build_kernels.py --tests launches them on "meta".
+DEVICE = "cuda"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def error(got, want):
 
 
 def normal(*shape, scale=1.0, dtype=BF16):
-    return (torch.randn(shape, device="cuda") * scale).to(dtype)
+    return (torch.randn(shape, device=DEVICE) * scale).to(dtype)
 
 
 @pytest.mark.parametrize("shape, kernel", [
@@ -42,11 +44,12 @@ def normal(*shape, scale=1.0, dtype=BF16):
 def test_neighbourhood(vae, shape, kernel, bound):
     q, k, v = normal(*shape, 3, 4, 64).unbind(3)
     q = q / 8
+    made = []
     for first, count in ((0, shape[0]), (shape[0] // 2, 1)):
         window = Window(kernel, first, shape[0])
-        made = [neighbourhood(q[first : first + count], k, v, window, bound=bound, backend=b)
-                for b in ("triton", "reference")]  # fmt: skip
-        assert error(*made) < 1e-2
+        made.append([neighbourhood(q[first : first + count], k, v, window, bound=bound, backend=b)
+                     for b in ("triton", "reference")])  # fmt: skip
+    assert max(error(*pair) for pair in made) < 1e-2
 
 
 @pytest.mark.parametrize("height, width, c", [(7, 9, 256), (16, 20, 256), (5, 7, 64)])

@@ -20,6 +20,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
 WARM = ("mage",)
+#: Where kernels run beside their references: tools/build_kernels.py --tests launches them on "meta".
+DEVICE = "cuda"
+#: The largest difference, in 16 bit.
+BOUNDS = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 PLACEMENTS = [
     (Steps(1, 0), None), (Steps(3, 0), None), (Steps(1, 0), Parking(None, 0)), (Steps(2, 0), Parking(None, 64 << 20)),
 ]  # fmt: skip
@@ -77,41 +81,49 @@ def test_memory(noise):
         assert most <= 1.05 * stated + 0.11  # the other half's packed weights stay
 
 
-@pytest.mark.parametrize("precision, dtype, bound", [("bf16", torch.bfloat16, 2e-2), ("fp16", torch.float16, 3e-3)])
-def test_kernels_agree_with_their_references(precision, dtype, bound):
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_kernels_agree_with_their_references(dtype):
     """Beside sums in another order, of products of rounded values."""
-    vae, g = make("mage", precision), torch.Generator("cuda").manual_seed(0)
+    torch.manual_seed(0)
 
     def draw(*shape, kind=dtype):
-        return torch.randn(*shape, generator=g, device="cuda").to(kind)
+        return torch.randn(*shape, device=DEVICE).to(kind)
 
-    wide = torch.float32
+    wide, bound = torch.float32, BOUNDS[dtype]
     x, more, (weight, bias, later) = draw(70, 768)[:, 384:], draw(70, 384), draw(3, 384, kind=wide)
-    made = [(x.clone(), torch.empty(70, 384, device="cuda", dtype=dtype)) for _ in range(2)]
-    for (stream, out), backend in zip(made, ("triton", "reference"), strict=True):
-        layer_normed(stream, weight, bias, 1e-6, out, more=(more, later), backend=backend)
-    assert torch.equal(made[0][0], made[1][0])
-    torch.testing.assert_close(made[0][1], made[1][1], rtol=bound, atol=bound)
-    picture, taps = draw(19, 45, 384), draw(9, 384, kind=wide) / 3
-    pairs = [(torch.empty_like(picture), torch.empty(blocks(19 * 45), 384, device="cuda")) for _ in range(2)]
-    for (out, sums), backend in zip(pairs, ("triton", "reference"), strict=True):
-        mixed(picture, taps, bias, out, sums, backend=backend)
-    torch.testing.assert_close(pairs[0][0], pairs[1][0], rtol=bound, atol=bound)
-    torch.testing.assert_close(pairs[0][1], pairs[1][1], rtol=1e-4, atol=1e-3)
-    matrices = draw(384, 384, kind=wide) / 20, draw(384, 384, kind=wide)
-    scaled = [torch.empty(384, 384, device="cuda", dtype=dtype) for _ in range(2)]
-    windows, totals = [torch.empty(6 * 1024, 384, device="cuda", dtype=dtype) for _ in range(2)], []
-    spread = draw(45, 70, 384)
-    for out, flat, backend in zip(scaled, windows, ("triton", "reference"), strict=True):
-        gates(pairs[0][1].sum(0), 19 * 45, matrices[0], bias, matrices[1], out, backend=backend)
+    picture, taps, totals = draw(19, 45, 384), draw(9, 384, kind=wide) / 3, 19 * 45 * draw(384, kind=wide)
+    matrices, spread = (draw(384, 384, kind=wide) / 20, draw(384, 384, kind=wide)), draw(45, 70, 384)
+    moved, rounded, sums = [], [], []
+    for backend in ("triton", "reference"):
+        stream, normed, result = x.clone(), x.new_empty(70, 384), torch.empty_like(picture)
+        layer_normed(stream, weight, bias, 1e-6, normed, more=(more, later), backend=backend)
+        parts, scaled = bias.new_empty(blocks(19 * 45), 384), x.new_empty(384, 384)
+        mixed(picture, taps, bias, result, parts, backend=backend)
+        gates(totals, 19 * 45, matrices[0], bias, matrices[1], scaled, backend=backend)
+        flat, joined = x.new_empty(6 * 1024, 384), spread.clone()
         windowed(spread, 32, flat, backend=backend)
-        totals.append(spread.clone())
-        unwindowed(flat, 32, totals[-1], backend=backend)
-    torch.testing.assert_close(*scaled, rtol=bound, atol=bound)
-    assert torch.equal(*windows) and torch.equal(*totals)
+        unwindowed(flat, 32, joined, backend=backend)
+        moved.append((stream, flat, joined))
+        rounded.append((normed, result, scaled))
+        sums.append(parts)
+    assert all(map(torch.equal, *moved))
+    torch.testing.assert_close(*rounded, rtol=bound, atol=bound)
+    torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-3)
+
+
+@pytest.fixture(params=BOUNDS, ids=str)
+def end(request):
+    """The packed network that makes pixels of positions."""
+    vae = make("mage", {torch.bfloat16: "bf16", torch.float16: "fp16"}[request.param])
     vae.decode(torch.zeros(1, 128, 1, 2, 2))
-    network = vae._fused.decoder().stages[-1][-1].packed
-    features, outs = draw(1, 9, 11, 768), [torch.empty(1, 144, 176, 3, device="cuda") for _ in range(2)]
-    patch_pixels.patch_pixels(features, network, 1e-6, outs[0], pixels=RAW, backend="triton")
-    reference.patch_pixels(features, network, 1e-6, outs[1], RAW, None)
-    assert (outs[0] - outs[1]).std() < bound * outs[1].std()
+    return vae._fused.decoder().stages[-1][-1].packed
+
+
+def test_pixels(end):
+    """Beside their reference."""
+    torch.manual_seed(0)
+    features = torch.randn(1, 9, 11, 768, device=DEVICE).to(end.dtype)
+    outs = [torch.empty(1, 144, 176, 3, device=DEVICE) for _ in range(2)]
+    patch_pixels.patch_pixels(features, end, 1e-6, outs[0], pixels=RAW, backend="triton")
+    reference.patch_pixels(features, end, 1e-6, outs[1], RAW, None)
+    assert (outs[0] - outs[1]).std() < BOUNDS[end.dtype] * outs[1].std()
