@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import conv_checks
+import token_checks
 import torch
 from conv_checks import DEVICE, TOLERANCE, bordered, error
 from zerowaste_vae.engine.kernels.attention import attention
@@ -201,7 +202,8 @@ _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": FP8, "int8": tor
 PARTS = {f"{part.__name__}_{word}": partial(tell, part, dtype)
          for part in (conv_checks.forms, conv_checks.schedules, conv_checks.winograd) for word, dtype in _TYPES.items()}
 PARTS |= {one.__name__: one for one in (ends, norms, ups, nearest, attentions, beyond_32_bits)}
-PARTS |= {one.__name__: partial(tell, one) for one in (conv_checks.clip_starts, conv_checks.other_generations)}
+PARTS |= {one.__name__: partial(tell, one)
+          for one in (conv_checks.clip_starts, conv_checks.other_generations, token_checks.tokens)}
 PARTS |= {"invariance": partial(tell, conv_checks.invariances), "winograd_others": partial(tell, conv_checks.winograd)}
 #: Those that are run once more with the loop of RTX cards, under a name of their own.
 CONSUMERS = ("forms_fp16", "forms_bf16", "forms_fp8", "forms_int8", "schedules_fp16", "schedules_fp8",

@@ -14,7 +14,7 @@ PARTS = ("winograd_fp16", "forms_fp16", "winograd_fp8", "winograd_int8", "clip_s
          "schedules_int8", "ends", "norms", "ups", "nearest", "attentions", "other_generations", "beyond_32_bits",
          "invariance", "mma_schedules_fp16", "mma_schedules_int8", "mma_schedules_fp8", "mma_clip_starts",
          "mma_forms_fp16", "mma_forms_fp8", "mma_nearest", "mma_ups", "mma_forms_int8", "mma_forms_bf16",
-         "mma_invariance")  # fmt: skip
+         "mma_invariance", "tokens")  # fmt: skip
 
 
 def check(part: str) -> subprocess.CompletedProcess[str]:
