@@ -94,8 +94,11 @@ class Step:
         """Yield the results of `plain` in parts."""
         yield self.plain(part, x, state)
 
-    def memory(self, height: int, width: int, itemsize: int, passes: int = 1) -> int | None:
-        """Return the most bytes of eager execution, whatever the clip's length; None: a dry run finds them."""
+    def memory(
+        self, latents: int, height: int, width: int, itemsize: int, passes: int = 1, kernels: bool = True
+    ) -> int | None:
+        """Return the most bytes of eager execution of a clip; None: a dry run finds them. kernels: there are some for
+        what this step launches."""
         return None
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Any:

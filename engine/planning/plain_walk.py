@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..archs import Architecture
 from ..kernels.exact import as_products
+from ..kernels.targets import kernels_for
 from ..network.plain import Half
 from ..network.program import TILES, Program, Step
 from ..network.state import State
@@ -37,17 +38,20 @@ class Torch:
     """Way in which plain torch takes memory.
 
     products: convolutions are matrix products (engine/kernels/exact.py). reserves: freed memory stays reserved, in the
-    blocks that it was cut into. margin: reserved memory in relation to that in use, otherwise."""
+    blocks that it was cut into. margin: reserved memory in relation to that in use, otherwise. kernels: steps that
+    launch some have them here."""
 
     products: bool = False
     reserves: bool = False
     margin: float = 1.0
+    kernels: bool = True
 
     @classmethod
     def on(cls, device: torch.device, dtype: torch.dtype, tf32: bool) -> Torch:
         """Return the way in which torch takes memory on this device."""
         margin = MARGIN if allocator(device) == "expandable" else 1.0
-        return cls(as_products(device, dtype, tf32), keeps_blocks(device), margin)
+        kernels = kernels_for(device, "auto") is not None
+        return cls(as_products(device, dtype, tf32), keeps_blocks(device), margin, kernels)
 
 
 def roomy(plan: Plan, work: int, how: Torch, target: int | None) -> Plan:
@@ -125,10 +129,10 @@ class PlainWalk:
     ) -> int:
         """Return the peak as dry runs find it."""
         program = getattr(self._model, half).program
-        found = (s.memory(*tile, self._dtype.itemsize, steps.passes) for s in program.steps)
+        found = (s.memory(latents, *tile, self._dtype.itemsize, steps.passes, how.kernels) for s in program.steps)
         stated = [size for size in found if size is not None]
         if stated:
-            return sum(stated)
+            return math.ceil((1 + SLACK * how.reserves) * sum(stated))
         if tile == frame and not program.gathers:
             lengths = self._lengths(program, latents, steps)
             return self._long(lambda n: self._clip(half, n, steps, frame, rest, 0, how), *lengths, most)

@@ -219,7 +219,8 @@ class Planner:
             ask.check()
             plan = replace(option, peak_bytes=option.peak_bytes + self._besides(ask.half, option.fused))
             if target is None or plan.peak_bytes <= target:
-                return roomy(plan, option.peak_bytes, self._how(), target) if plan.plain else plan
+                slack = plan.plain and not plan.launches  # steps that launch kernels state theirs
+                return roomy(plan, option.peak_bytes, self._how(), target) if slack else plan
         return None
 
     def _least(self, ask: Ask, tiles: Grid, target: int | None = None) -> int:

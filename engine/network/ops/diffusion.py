@@ -21,6 +21,7 @@ from ..tree import graft
 from ..values import CAUSAL, Size, Style, Taps, Work
 from .block_weights import Block, Weight, Weights
 from .conditioned import WAVES, waves_of
+from .diffusion_memory import needed
 from .neighbours import (
     GROUP,
     Attend,
@@ -30,11 +31,7 @@ from .neighbours import (
     Kernel,
     Station,
     Up,
-    at_work,
-    begins_with,
     in_groups,
-    slots,
-    waiting,
 )
 from .passes import AHEAD, Joined, Passes, Waiting
 from .sampling import COLOURS, ONE_STEP, Enter, Leave, Sampling
@@ -242,35 +239,13 @@ class NeighbourDecoder(Step):
         blocks = self.sampling.steps * self.layers
         return (1, *sorted({1 + -(-blocks // -(-blocks // n)) for n in (1, 2, 4, blocks)}))
 
-    def memory(self, height: int, width: int, itemsize: int, passes: int = 1) -> int:
-        blocks, made, tokens = self.sampling.steps * self.layers, 0, height * width
-        features, transient = 0, 0
-        widths = [*(s.width for s in self.stages[1:]), self.width]
-        for stage, after in zip(self.stages, widths, strict=True):
-            c, samples, kernel = stage.width, math.prod(stage.stride), stage.kernel
-            frames = stage.layers * (2 * slots(kernel) + waiting(kernel)) + begins_with(kernel) + GROUP
-            features += frames * c * tokens + stage.layers * 3 * c**2
-            made = GROUP * samples * after * tokens  # lives as long as its frames are on their way
-            features, transient = features + made, max(transient, at_work(GROUP * tokens) * c, 2 * made)
-            tokens *= stage.stride[1] * stage.stride[2]
-        last = self.stages[-1]
-        features += self._held * last.width * tokens // (last.stride[1] * last.stride[2])
-        c, kernel, kept = self.width, self.kernel, 2 * self.width  # of a frame that waits: it and its context
-        if self.sampling.velocity or self.sampling.steps > 1:
-            kept += COLOURS * self.patch**2 * 4 // itemsize
-        here = -(-blocks // max(passes - 1, 1))  # of them in a pass
-        pictures = ((1 + GROUP * last.stride[0]) * c + 8 * GROUP * COLOURS * self.patch**2) * tokens
-        pictures += here * ((2 * slots(kernel) * c + waiting(kernel) * kept) * tokens + 11 * c**2)
-        pictures += begins_with(kernel) * kept * tokens
-        most = max(2 * made, at_work(GROUP * tokens) * c)
-        if passes == 1:
-            return itemsize * (features + pictures + max(transient, most))
-        # Frames that come from host memory, and float32 of what is at work where no kernels run.
-        pictures += made + AHEAD * GROUP * kept * tokens + at_work(GROUP * tokens) * c
-        return itemsize * max(features + transient, pictures + most)
+    def memory(
+        self, latents: int, height: int, width: int, itemsize: int, passes: int = 1, kernels: bool = True
+    ) -> int:
+        return needed(self, latents, height, width, itemsize, passes, kernels)
 
     @property
-    def _held(self) -> int:
+    def held(self) -> int:
         """Return the most frames of the last stage that are held back as those of ghosts may be."""
         return in_groups(self.ghosts * self.time[0] // self.stages[-1].stride[0]) + GROUP
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -14,8 +14,8 @@ from .neighbours import GROUP, ROWS, Kernel, in_groups, slots, waiting
 from .passes import AHEAD
 from .sampling import COLOURS
 
-if TYPE_CHECKING:
-    from .diffusion import NeighbourDecoder
+#: Bytes that are reserved for tensors of less than 10 MiB and are not in use: torch takes 20 MiB at once for these.
+PARTS = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -76,47 +76,53 @@ def most(stations: Sequence[Held | Made]) -> int:
 
 
 def needed(
-    decoder: NeighbourDecoder, latents: int, height: int, width: int, itemsize: int, passes: int, kernels: bool
-) -> int:
+    decoder: Any, latents: int, height: int, width: int, itemsize: int, passes: int, kernels: bool
+) -> int:  # fmt: skip
     """Return the bytes that a clip's way through a decoder takes in addition to its weights.
 
     Args:
+        decoder: a NeighbourDecoder.
         latents: of the clip.
         height, width: of the latents.
         passes: in which the clip goes through.
         kernels: they run what is between products; False: torch's operators, in float32.
     """
-    fused = kernels and itemsize == 2
+    kernels = kernels and itemsize == 2
 
-    def work(width: int, rows: int) -> int:
-        if fused and fuses(width, decoder.head, torch.bfloat16):
-            return 4 * rows * width  # results of the gate
+    def work(c: int, kernel: Kernel, tokens: int, across: int) -> int:
+        rows = GROUP * tokens
+        if kernels and fuses(c, decoder.head, torch.bfloat16):
+            return 4 * rows * c  # results of the gate
         some = min(rows, ROWS)
-        more = 0 if kernels else 24 * some + 6 * rows
-        return (max(3 * rows, rows + 12 * some) + more) * width
+        most = max(3 * rows, rows + 12 * some)  # queries or normalised rows, results; products of the gate
+        if not kernels:  # float32 of these, and keys of a row of tiles
+            most += 6 * rows + 24 * some + 4 * kernel[0] * (kernel[1] + 7) * (-(-across // 8) * (kernel[2] + 7))
+        return most * c
 
-    frames, tokens, moving, features = latents + decoder.ghosts, height * width, 0, []
+    frames, tokens, across, moving, features = latents + decoder.ghosts, height * width, width, 0, []
     widths = [*(s.width for s in decoder.stages[1:]), decoder.width]
     for i, (stage, after) in enumerate(zip(decoder.stages, widths, strict=True)):
         frame, group, (stride, *sides) = stage.width * tokens, GROUP * tokens, stage.stride
-        features += [Held(frames, stage.kernel, frame, frame, work(stage.width, group))] * stage.layers
+        features += [
+            Held(frames, stage.kernel, frame, frame, work(stage.width, stage.kernel, tokens, across))
+        ] * stage.layers
         behind = decoder.held if i == len(decoder.stages) - 1 else 0
         samples = math.prod(stage.stride) * after
         features.append(Made(frames, stride, behind, frame, samples * group))
         moving += group * stage.width + samples * group + samples * stage.width  # and the weight in their order
-        frames, tokens = frames * stride - (stride - 1), tokens * math.prod(sides)
+        frames, tokens, across = frames * stride - (stride - 1), tokens * math.prod(sides), across * sides[1]
     frames -= decoder.ghosts * decoder.time[0]
     frame, pixels, blocks = decoder.width * tokens, COLOURS * decoder.patch**2 * tokens, decoder.sampling.steps
     kept = 2 * frame  # it and its context
     if decoder.sampling.velocity or blocks > 1:
         kept += pixels * 4 // itemsize
     blocks *= decoder.layers
-    block = Held(frames, decoder.kernel, frame, kept, work(decoder.width, GROUP * tokens))
+    block = Held(frames, decoder.kernel, frame, kept, work(decoder.width, decoder.kernel, tokens, across))
     pictures, ends = 11 * decoder.width**2, 8 * GROUP * pixels  # a block's weights; noise on its way, and results
+    always = blocks * pictures * itemsize + PARTS
     if passes == 1:
-        return itemsize * (most([*features, *[block] * blocks]) + moving + blocks * pictures + ends)
-    here = -(-blocks // (passes - 1))
-    # Frames that come from host memory, before the group's samples are made.
+        return itemsize * (most([*features, *[block] * blocks]) + moving + ends) + always
+    # Frames that come from host memory, before the group's samples are made. They have blocks of memory of their own.
     comes = AHEAD * GROUP * (frame + features[-1].frame) + group * stage.width + samples * (group + stage.width)
-    row = most([block] * here) + here * pictures + ends + comes
-    return itemsize * max(most(features) + moving, row)
+    row = most([block] * -(-blocks // (passes - 1))) + ends + comes + block.work // 2
+    return itemsize * max(most(features) + moving, row) + always

@@ -147,18 +147,6 @@ def waiting(kernel: Kernel) -> int:
     return in_groups(kernel[0] // 2)
 
 
-def begins_with(kernel: Kernel) -> int:
-    """Return how many more frames than `waiting` are in a block when a clip's first frames reach it, with the group on
-    its way."""
-    return in_groups(kernel[0]) - waiting(kernel) + GROUP
-
-
-def at_work(rows: int) -> int:
-    """Return the rows of memory that a block needs for a group of `rows`: queries or normalised rows, results, and
-    products of the gate."""
-    return 3 * rows + 12 * min(rows, ROWS)
-
-
 class Attend:
     """A block. It keeps the keys and values of the last frames, and groups of frames that wait for later ones."""
 

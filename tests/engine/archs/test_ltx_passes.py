@@ -13,7 +13,7 @@ from zerowaste_vae.engine.kernels.blocks import angles
 from zerowaste_vae.engine.kernels.blocks import dispatch as blocks
 from zerowaste_vae.engine.kernels.neighbourhood import dispatch as neighbourhood
 from zerowaste_vae.engine.kernels.targets import interpreted
-from zerowaste_vae.engine.network.ops import block_weights, neighbours, passes
+from zerowaste_vae.engine.network.ops import block_weights, neighbours, passes, sampling
 from zerowaste_vae.engine.network.ops.diffusion import NeighbourDecoder, Sampling, Stage
 from zerowaste_vae.engine.network.state import State
 from zerowaste_vae.engine.network.steps import Steps
@@ -117,9 +117,12 @@ def test_cancelling(noise, monkeypatch):
     assert len(begun) == 2
 
 
-@pytest.mark.parametrize("count", [3, 9])
-def test_memory(count, monkeypatch):
-    """A pass states at least what its tensors take on the GPU at once, at most 15 % more, also without kernels."""
+@pytest.mark.parametrize("latents, count, kernels, most", [
+    (2, 1, True, 1.15), (14, 1, True, 1.02), (8, 3, True, 1.1), (8, 9, True, 1.15), (8, 3, False, 1.3),
+])  # fmt: skip
+def test_memory(latents, count, kernels, most, monkeypatch):
+    """A clip states at least what its tensors take on the GPU at once, and little more, in passes and without kernels
+    too. Reference attention, which takes more, does not run dry."""
     # Frames between passes are in host memory.
     monkeypatch.setattr(passes, "_parked", lambda x: x.shape)
     monkeypatch.setattr(passes, "uploaded", lambda shape, device: torch.empty(shape, device=META, dtype=torch.bfloat16))
@@ -127,20 +130,25 @@ def test_memory(count, monkeypatch):
         decoder = ARCHITECTURE.build(ARCHITECTURE.published.config).decoder.to(torch.bfloat16)
     for positions in (32, 64, 128, 256, 512):
         angles(positions, 64, META)  # the dry run below would compute them on two devices
+    if kernels:
+        monkeypatch.setattr(block_weights, "kernels_for", lambda *given: object())
+        for module, names in ((neighbours, ("normalised", "gated", "turned")), (sampling, ("normalised",))):
+            for name in names:
+                monkeypatch.setattr(module, name, lambda *given, **named: None)
     memory, state = PeakMemory(), State()
     state.passes = count
 
     def run():
-        for i in range(8):
-            state.ending = i == 7
+        for i in range(latents):
+            state.ending = i == latents - 1
             z = decoder.low(torch.empty(1, 128, 1, *SIZE[1:], device=META, dtype=torch.bfloat16), state)
             for _ in decoder.each(z, state):
                 pass
 
     with torch.no_grad():
         peak_bytes(run, memory)
-    stated = ARCHITECTURE.published.config.decoder.memory(*SIZE[1:], 2, count)
-    assert memory.live <= stated <= 1.15 * memory.live
+    stated = ARCHITECTURE.published.config.decoder.memory(latents, *SIZE[1:], 2, count, kernels=kernels)
+    assert memory.live <= stated <= most * memory.live
 
 
 def published(how=RESERVES):
@@ -152,7 +160,7 @@ def published(how=RESERVES):
 def test_plans():
     """Whole frames at every target down to 4 GB, in as few passes as it allows, however long the clip is."""
     plan = published().plan
-    made = [plan("decoder", SIZE, Request(), Limits(gb * GIB, host=20 * GIB)) for gb in (13, 11, 8, 6, 4)]
+    made = [plan("decoder", SIZE, Request(), Limits(gb * GIB, host=20 * GIB)) for gb in (13, 10.5, 8, 6, 4)]
     assert [p.steps.passes for p in made] == [1, 2, 3, 5, 9] and not any(p.tiled for p in made)
     assert made[2].peak_bytes < 8e9
     longer = plan("decoder", (31, *SIZE[1:]), Request(), Limits(8 * GIB, host=20 * GIB))
