@@ -50,7 +50,9 @@ class Torch:
     def on(cls, device: torch.device, dtype: torch.dtype, tf32: bool) -> Torch:
         """Return the way in which torch takes memory on this device."""
         margin = MARGIN if allocator(device) == "expandable" else 1.0
-        kernels = kernels_for(device, "auto") is not None
+        # A plan for a GPU that is not here assumes that it has kernels.
+        here = device.type == "cuda" and torch.cuda.is_available()
+        kernels = kernels_for(device, "auto") is not None if here else device.type == "cuda"
         return cls(as_products(device, dtype, tf32), keeps_blocks(device), margin, kernels)
 
 
