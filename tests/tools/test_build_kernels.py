@@ -106,15 +106,6 @@ def test_a_card_is_asked_for_what_its_form_shares(checked):
     assert checked.CARDS.keys() == FORMS.keys() and 90 in checked.CARDS["C"]
 
 
-def test_data_centre_cards_may_spill(tool, compiler, checked, tmp_path, monkeypatch):
-    monkeypatch.setattr(checked, "CARDS", {"A": (90,)})
-    tool.build(tmp_path, ["A"], FEW, map)
-    compiler.wrong = checked.Assembled(255, 8)
-    assert checked.check(tmp_path, ["A"], FEW, map) == []
-    compiler.wrong = checked.Assembled(0, 0, "ptxas for sm_90: no")
-    assert checked.check(tmp_path, ["A"], FEW, map)
-
-
 def test_a_check_that_was_ended_goes_on(tool, compiler, checked, wanted, tmp_path, monkeypatch):
     """With what was assembled before; refusals are asked again."""
     tool.build(tmp_path / "sets", ["A"], FEW, map)

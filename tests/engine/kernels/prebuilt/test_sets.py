@@ -102,7 +102,7 @@ def run(code, *arguments):
 
 
 def test_ptxas_takes_a_sample_for_every_card(tmp_path):
-    """Triton's. H100 and H200 (sm_90) only have to take them: they run Triton's own code."""
+    """Triton's, without spills."""
     pytest.importorskip("triton", reason="its ptxas is Triton's")
     texts = {}
     for form in THERE:
@@ -110,18 +110,16 @@ def test_ptxas_takes_a_sample_for_every_card(tmp_path):
         for part, at, length, *_ in map(places.get, digests):
             texts.setdefault(form, []).append(library()._text(form, part)[at : at + length].decode("ascii"))
     code = (
-        "import json, sys, kernels_checked, lower_kernels\n"
+        "import json, sys, lower_kernels\n"
         "for form, texts in json.load(open(sys.argv[1])).items():\n"
         "    for text in texts:\n"
         "        for sm in lower_kernels.CARDS[form]:\n"
         "            made = lower_kernels.assembled(text, sm)\n"
-        "            print(json.dumps([form, sm, made.spilled * (sm not in kernels_checked.TAKEN), made.refused]))\n"
+        "            print(json.dumps([form, sm, made.spilled, made.refused]))\n"
     )
     (tmp_path / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
     found = list(map(json.loads, run(code, str(tmp_path / "texts.json")).splitlines()))
-    # Of all 20,851 results 48 keep some registers in local memory, 144 bytes at most (docs/kernels.md).
-    assert len(found) > 100 and [one for one in found if one[2] > 144 or one[3]] == []
-    assert sum(one[2] > 0 for one in found) < 0.03 * len(found)
+    assert len(found) > 100 and [one for one in found if one[2] or one[3]] == []
 
 
 def test_older_code_is_warned_of():
