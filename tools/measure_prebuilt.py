@@ -37,6 +37,8 @@ CLIPS = {"seedvr2": (21, 640, 352), "wan2.1": (21, 640, 352), "flux": (1, 1024, 
 #: What is timed: the clip of the README's tables.
 TIMED, RUNS = (21, 1280, 720), 6
 NO_ENCODER = "no encoder"
+#: Processes that compare bits at once.
+TOGETHER = 8
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     if not args.quick:
         wrong += sum(not times(form) for form in forms)
     asked = [] if args.times else itertools.product(forms, families, ("decode", "encode"))
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(TOGETHER) as pool:
         for found in pool.map(lambda ask: equal(*ask), asked):
             print(json.dumps(found), flush=True)
             wrong += found["equal"] is False
@@ -91,7 +93,9 @@ def times(form: str) -> bool:
 def equal(form: str, family: str, half: str) -> dict[str, Any]:
     """Return whether both ways give the same bits; None where there is no such half."""
     ask = {"form": form, "family": family, "half": half, "clip": CLIPS[family], "runs": 1}
-    both = [child(ask | {"triton": triton}) for triton in (False, True)]
+    # torch takes a thread for every core by default, and eight such processes would wait for each other.
+    threads = str(max(1, (os.cpu_count() or 1) // TOGETHER))
+    both = [child(ask | {"triton": triton}, OMP_NUM_THREADS=threads) for triton in (False, True)]
     ran = [found["ran"] for found in both]
     same = None
     if ran[0] != NO_ENCODER:
