@@ -21,3 +21,19 @@ def test_no_process_of_the_tests_imports_triton(load_tool, monkeypatch, tmp_path
     assert tool.main(["--sets", str(tmp_path), "-x", "tests/engine/test_vae_gpu.py"]) == 3
     assert said == [(["-m", "pytest"], "tests/engine", ["none", "A", str(tmp_path)]),
                     (["-m", "pytest"], "tests/engine/test_vae_gpu.py", ["none", "C", str(tmp_path)])]  # fmt: skip
+
+
+def test_warm(load_tool, monkeypatch, tmp_path, capsys):
+    """Each model of the tests runs once, and one that fails is named."""
+    tool, ran = load_tool("run_prebuilt_tests"), []
+
+    def run(command, cwd, env, **_):
+        ran.append((command[1].endswith("warm_kernels.py"), tuple(command[2:]), env["ZEROWASTE_KERNELS"]))
+        failed = command[2:] == ["wan2.1", "fp8", "decode"]
+        return subprocess.CompletedProcess(command, int(failed), "", "no room" if failed else "")
+
+    monkeypatch.setattr(tool.subprocess, "run", run)
+    assert tool.main(["--form", "B", "--warm", "3"]) == 1
+    assert capsys.readouterr().out == "wan2.1 fp8 decode: no room\n"
+    cells = [cell for script, cell, form in ran if script and form == "B"]
+    assert len(cells) == len(set(cells)) == len(ran) > 60 and ("seedvr2", "fp16", "decode") in cells
