@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..system.hardware import Hardware, survey
 from ..system.memory import GIB
 from .card import Card, add_card, asked, lines, suggested, words
-from .options import add_kernels, add_norm_groups, kernels, print_facts
+from .options import add_kernels, add_norm_groups, add_weights, family, kernels, print_facts
 
 if TYPE_CHECKING:
     from ..archs import Architecture
@@ -28,8 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "holds and what runs its halves, here or on another card.",
     )
     parser.add_argument("vae", nargs="?", type=Path, metavar="VAE", help="VAE weights (.safetensors or .gguf)")
-    parser.add_argument("--weights", metavar="NAME", help="a family's published sizes in place of a file: seedvr2, "
-                        "wan2.1, flux, ...")  # fmt: skip
+    add_weights(parser)
     add_card(parser)
     add_kernels(parser)
     add_norm_groups(parser)
@@ -77,12 +76,7 @@ def published(name: str) -> tuple[Architecture, Any, list[tuple[str, str]]]:
     Raises:
         InputError: there is no such family.
     """
-    from ..archs import ARCHITECTURES, by_name
-
-    found = by_name(name)
-    if found is None or found.published is None:
-        known = ", ".join(a.name for a in ARCHITECTURES if a.published)
-        raise InputError(f"--weights {name} is no family; there are {known}")
+    found = family(name)
     config = found.published.config
     about = [("architecture", f"{found.name}, {found.published.title}, published sizes"),
              *((half, _half(bool(widths), widths, (), half)) for half, widths in _halves(config))]  # fmt: skip

@@ -63,6 +63,26 @@ def add_norm_groups(parser: argparse._ActionsContainer) -> None:
 CURE = "give the VAE that made it with --vae, or allow any with --any-vae"
 
 
+def add_weights(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--weights", metavar="NAME", help="a family's published sizes in place of a file: seedvr2, "
+                        "wan2.1, flux, ...")  # fmt: skip
+
+
+def family(name: str) -> Architecture:
+    """Return the architecture that `--weights` names.
+
+    Raises:
+        InputError: there is no such family, or its sizes are not published.
+    """
+    from ..archs import ARCHITECTURES, by_name
+
+    found = by_name(name)
+    if found is None or found.published is None:
+        known = ", ".join(a.name for a in ARCHITECTURES if a.published)
+        raise InputError(f"--weights {name} is no family; there are {known}")
+    return found
+
+
 def add_any_vae(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--any-vae", action="store_true", help="take a latent that another VAE has made")
 

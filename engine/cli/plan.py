@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 from ..errors import InputError, PlanError
 from ..system.memory import GIB
 from .card import Card, add_card, asked, on, words
-from .options import add_kernels, add_memory_options, add_norm_groups, check_least, kernels, memory_options
+from .options import (
+    add_kernels,
+    add_memory_options,
+    add_norm_groups,
+    add_weights,
+    check_least,
+    family,
+    kernels,
+    memory_options,
+)
 
 if TYPE_CHECKING:
     from ..archs import Architecture
@@ -31,14 +40,15 @@ TABLE_GB = (26.0, 19.5, 13.0, 9.75, 8.0, 6.5, 4.0, 3.0)
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "plan",
-        description="Say how a clip would be decoded or encoded under a memory target. Without --vae: the "
-        "published SeedVR2 VAE. Nothing is computed, so plans for a GPU can be made without one.",
+        description="Say how a clip would be decoded or encoded under a memory target. Without --vae "
+        "and --weights: the published SeedVR2 VAE. Nothing is computed, so plans for a GPU can be made without one.",
     )
     parser.add_argument("--size", required=True, metavar="WxH", help="frame size in pixels, such as 1280x720")
     parser.add_argument("--frames", type=int, metavar="N",
                         help="frames of the clip (default: 81; pictures: 1; Stable Video Diffusion: 25)")  # fmt: skip
     parser.add_argument("--encode", action="store_true", help="plan an encode (default: a decode)")
     parser.add_argument("--vae", type=Path, metavar="FILE", help="VAE weights (default: published SeedVR2 widths)")
+    add_weights(parser)
     add_norm_groups(parser)
     parser.add_argument("--precision", default="auto", metavar="P",
                         help="auto (default: its own 16-bit type), fp16, bf16, fp32, fp8, int8, fp16_fast")  # fmt: skip
@@ -151,7 +161,12 @@ def _planner(
     if args.precision not in NAMES:
         raise InputError(f"--precision {args.precision} is not one of {', '.join(NAMES)}")
     if args.vae is None:
-        architecture, config = DEFAULT, DEFAULT.published.config
+        architecture = family(args.weights) if args.weights else DEFAULT
+        config = architecture.published.config
+        if half == "encoder" and config.encoder_widths is None:
+            raise InputError(f"--weights {args.weights}: its encoder's sizes are not known here: name a file, --vae")
+    elif args.weights:
+        raise InputError(f"--weights {args.weights}: a file is named too; give one of them")
     else:
         vae = load(args.vae, precision="fp32", device="cpu", norm_groups=args.norm_groups)
         if half == "encoder" and not vae.can_encode:

@@ -47,6 +47,18 @@ def test_a_file_of_its_own_and_plain_torch(capsys, vae_file):
     assert "plain torch" in capsys.readouterr().out
 
 
+def test_a_family_by_its_name(capsys):
+    asked = ["plan", "--size", "640x384", "--frames", "9", "--vram-gb", "13", "--ram-gb", "8"]
+    assert main([*asked, "--weights", "wan2.1"]) == 0
+    named = capsys.readouterr().out
+    assert named.startswith("640x384, 9 frames, bf16: decode") and "fused kernels, untiled" in named
+    assert main([*asked, "--weights", "wan2.2"]) == 0
+    assert capsys.readouterr().out != named
+    assert main([*asked, "--weights", "flux", "--encode"]) == 0
+    assert main([*asked, "--weights", "ltx", "--encode"]) == 2
+    assert "encoder's sizes are not known here" in capsys.readouterr().err
+
+
 def peak(capsys, *args):
     assert main(["plan", "--size", "1280x720", "--frames", "21", "--vram-gb", "40", "--json", *args]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -85,6 +97,8 @@ def test_unfusable_widths_planned_plain(capsys, make_vae_file, precision):
         (["--size", "64x64", "--output", "int8", "--vram-gb", "1"], "output='int8' is not one of"),
         (["--size", "64x64", "--vram-gb", "-1"], "vram_gb=-1.0 is not a size"),
         (["--size", "64x64", "--vram-gb", "1", "--ram-gb", "nan"], "ram_gb=nan is not a size"),
+        (["--size", "64x64", "--weights", "none", "--vram-gb", "1"], "--weights none is no family; there are seedvr2"),
+        (["--size", "64x64", "--weights", "flux", "--vae", "a.gguf", "--vram-gb", "1"], "a file is named too"),
     ],
 )
 def test_refusals_are_one_line(capsys, args, words):
