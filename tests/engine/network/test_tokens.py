@@ -1,11 +1,11 @@
 """A transformer's walk: weights that come layer by layer, products in 8 bit, positions."""
 
-import os
 from contextlib import nullcontext
 
 import pytest
 import torch
 from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, Config
+from zerowaste_vae.engine.kernels.targets import interpreted, triton_version
 from zerowaste_vae.engine.network import tokens
 from zerowaste_vae.engine.network.offload import Hosted, moving_bytes, staying
 from zerowaste_vae.engine.network.ops.tokens import turns
@@ -160,7 +160,7 @@ def test_locked_parameters(monkeypatch, made, used):
         assert torch.equal(layer.weight.t().t(), want)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernels need Triton's interpreter here")
+@pytest.mark.skipif(not (interpreted() and triton_version()), reason="the kernels need Triton's interpreter here")
 @pytest.mark.parametrize("kind", [None, "int8"])
 def test_layers_with_attention_of_our_own(decoder, monkeypatch, noise, kind):
     """Two layers with kernels are what they are without; tiles in a group have the bits of a tile alone. Not in fp8:
