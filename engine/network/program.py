@@ -94,11 +94,9 @@ class Step:
         """Yield the results of `plain` in parts."""
         yield self.plain(part, x, state)
 
-    def memory(
-        self, latents: int, height: int, width: int, itemsize: int, passes: int = 1, kernels: bool = True
-    ) -> int | None:
-        """Return the most bytes of eager execution of a clip; None: a dry run finds them. kernels: there are some for
-        what this step launches."""
+    def memory(self, latents: int, height: int, width: int, itemsize: int, passes: int = 1,
+               kernels: bool = True) -> int | None:  # fmt: skip
+        """Return the most bytes of eager execution, with `kernels` of its own or without; None: a dry run finds it."""
         return None
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Any:
