@@ -79,8 +79,7 @@ class Step:
     #: The result of fused execution is fp32 whatever the type of activations.
     wide: ClassVar[bool] = False
     exact_input: ClassVar[bool] = False  #: Eager execution gives fp32 to it as a first step.
-    #: The reason why only eager execution runs it, whatever the Program's style.
-    plain_only: ClassVar[str | None] = None
+    plain_only: ClassVar[str | None] = None  #: Why only eager execution runs it, whatever the Program's style.
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         """Return the parameters, name within the component -> module; by default those of the inner steps."""
