@@ -59,10 +59,6 @@ def add_norm_groups(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
 
 
-#: Remedy in the refusal of a latent that another VAE has made.
-CURE = "give the VAE that made it with --vae, or allow any with --any-vae"
-
-
 def add_weights(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--weights", metavar="NAME", help="a family's published sizes in place of a file: seedvr2, "
                         "wan2.1, flux, ...")  # fmt: skip
@@ -81,6 +77,10 @@ def family(name: str) -> Architecture:
         known = ", ".join(a.name for a in ARCHITECTURES if a.published)
         raise InputError(f"--weights {name} is no family; there are {known}")
     return found
+
+
+#: Remedy in the refusal of a latent that another VAE has made.
+CURE = "give the VAE that made it with --vae, or allow any with --any-vae"
 
 
 def add_any_vae(parser: argparse._ActionsContainer) -> None:
