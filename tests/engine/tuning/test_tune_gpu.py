@@ -9,6 +9,7 @@ import torch
 from zerowaste_vae.engine.errors import Cancelled
 from zerowaste_vae.engine.kernels.conv3d import tuned
 from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
+from zerowaste_vae.engine.kernels.targets import target
 from zerowaste_vae.engine.tuning import kept
 from zerowaste_vae.engine.tuning import tune as module
 from zerowaste_vae.engine.tuning.candidates import candidates
@@ -32,9 +33,10 @@ def clean(tmp_path, monkeypatch):
     """A cache of its own, and the table's schedules before and after."""
     monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path))
     monkeypatch.setattr(kept, "_known", {})
-    tuned.offer(DEVICE, {})
+    way = target(DEVICE).way
+    tuned.offer(DEVICE, {}, way)
     yield tmp_path
-    tuned.offer(DEVICE, {})
+    tuned.offer(DEVICE, {}, way)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def test_plans_stay_equal(clean, vae, monkeypatch):
     assert all(schedule == TOO_LARGE for _, schedule, _ in found.dropped), found.dropped
     assert all(table is None or ms <= table for ms, table in found.times.values())
     assert tuning.link > 1e9 and tuning.work > 1e12
-    assert dict(tuned.table(DEVICE)) == tuning.schedules
+    assert dict(tuned.table(DEVICE, target(DEVICE).way)) == tuning.schedules
     code = "from zerowaste_vae.engine.tuning import kept; import torch; print(kept.words(torch.device('cuda', 0)))"
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     after = decodes(vae)
