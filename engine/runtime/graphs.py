@@ -58,6 +58,8 @@ class CudaGraph:
 
     def record(self, work: Callable[[], T]) -> T:
         """Call `work`, whose launches are recorded instead of run, on a stream other than the default one."""
+        # cuBLAS keeps a handle for each thread, and none can be made during a recording.
+        torch.cuda.current_blas_handle()
         try:
             # Other threads may use the device meanwhile.
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

@@ -3,6 +3,7 @@
 import gc
 import math
 import os
+import threading
 
 import pytest
 import torch
@@ -214,6 +215,20 @@ def test_memory_that_runs_out_between_replays(tiny, noise, monkeypatch):
     assert tiny.last_report.events["oom_retries"] == 1 and replayed(tiny)[0]
     for _ in range(2):
         assert torch.equal(tiny.decode(z, chunk=2), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_thread_that_has_launched_nothing(vae_of, noise, name):
+    """It records at its first chunk, whose kind the caller's thread has seen, and has no handle of cuBLAS yet."""
+    vae = vae_of(name)
+    z, found = latent_of(vae, noise, 45, 6, 7), []
+    expected = vae.decode(z, chunk=2)
+    vae.release()
+    thread = threading.Thread(target=lambda: found.append(vae.decode(z, chunk=2)))
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], expected)
+    assert replayed(vae)[0] and "cuda_graphs" not in dict(vae.last_report.off)
 
 
 @pytest.mark.parametrize("recording", [math.inf, None, 0.0])
