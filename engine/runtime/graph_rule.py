@@ -4,6 +4,7 @@ All times are in milliseconds. Nothing here ever waits for the GPU."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -95,11 +96,18 @@ class Notes:
     #: The reason for which recording failed, if it did.
     failed: str | None = None
     _under_way: tuple[Hashable, float, bool, Clock] | None = None
+    #: The kinds that each thread has launched.
+    _here: threading.local = field(default_factory=threading.local)
 
     @property
     def lasting(self) -> bool:
         """Check whether the plan is expected to come again and to find the memory that this call leaves."""
         return self.calls > self.patience
+
+    def launched_here(self, kind: Hashable) -> bool:
+        """Check whether this thread has launched such a chunk: cuBLAS and cuDNN keep a handle for each thread, and can
+        make none during a recording."""
+        return kind in getattr(self._here, "kinds", ())
 
     def launch(self, kind: Hashable, work: Callable[[], T], clock: Callable[[], Clock]) -> T:
         """Return work(), timed unless its kernels are not compiled yet or the GPU is still at the last timed chunk.
@@ -112,17 +120,22 @@ class Notes:
         self.settle()
         if kind not in self.seen or self._under_way is not None:
             result = work()
-            self.seen.add(kind)
+            self._launched(kind)
             return result
         timed, start = clock(), perf_counter()
         timed.start()
         result = work()
         timed.stop()
         launching = 1e3 * (perf_counter() - start)
+        self._launched(kind)
         # If the GPU begins only after the last launch, it waits for none, and the host may have waited for the GPU:
         # a few thousand launches fill the queue.
         self._under_way = kind, launching, timed.begun(), timed
         return result
+
+    def _launched(self, kind: Hashable) -> None:
+        self.seen.add(kind)
+        self._here.kinds = {kind, *getattr(self._here, "kinds", ())}
 
     def settle(self) -> None:
         """Read the last measured time, if the GPU is done. The quickest launch of a kind counts."""

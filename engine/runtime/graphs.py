@@ -58,8 +58,6 @@ class CudaGraph:
 
     def record(self, work: Callable[[], T]) -> T:
         """Call `work`, whose launches are recorded instead of run, on a stream other than the default one."""
-        # cuBLAS keeps a handle for each thread, and none can be made during a recording.
-        torch.cuda.current_blas_handle()
         try:
             # Other threads may use the device meanwhile.
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -191,7 +189,7 @@ class Graphs:
 
     def _pays(self, kind: Hashable, left: int) -> bool:
         notes = self.notes
-        if kind not in notes.seen or len(self._recorded) >= MOST_GRAPHS:
+        if not notes.launched_here(kind) or len(self._recorded) >= MOST_GRAPHS:
             return False
         if notes.lasting and self._small:
             left *= CALLS

@@ -1,5 +1,7 @@
 """Decide if a recording pays: times that are known, times that come late, and the rest of a call."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from zerowaste_vae.engine.runtime import graph_rule
 from zerowaste_vae.engine.runtime.graph_rule import CALLS, Notes, Times, chunks_left, pays
@@ -34,6 +36,19 @@ def test_unknown_times_pay_for_nothing():
 ])  # fmt: skip
 def test_chunks_left(clips, latents, done, chunk, left):
     assert chunks_left(clips, latents, done, chunk) == left
+
+
+def test_each_thread_launches_a_kind_before_it_records_one():
+    """cuBLAS and cuDNN cannot make a thread's handles during a recording."""
+    notes = Notes()
+    assert not notes.launched_here("a")
+    for kind in "aab":  # new, timed, new
+        notes.launch(kind, int, Late)
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(notes.launched_here, "a").result()
+        pool.submit(notes.launch, "a", int, Late).result()
+        assert pool.submit(notes.launched_here, "a").result() and not pool.submit(notes.launched_here, "b").result()
+    assert notes.launched_here("a") and notes.launched_here("b") and not notes.launched_here("c")
 
 
 class Late:

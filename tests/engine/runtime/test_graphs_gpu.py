@@ -219,7 +219,7 @@ def test_memory_that_runs_out_between_replays(tiny, noise, monkeypatch):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_thread_that_has_launched_nothing(vae_of, noise, name):
-    """It records at its first chunk, whose kind the caller's thread has seen, and has no handle of cuBLAS yet."""
+    """It has no handles of cuBLAS and cuDNN yet when chunks come whose kinds the caller's thread has seen."""
     vae = vae_of(name)
     z, found = latent_of(vae, noise, 45, 6, 7), []
     expected = vae.decode(z, chunk=2)
