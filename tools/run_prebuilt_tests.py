@@ -8,7 +8,7 @@ the engine run. Prints what was skipped and why; a test is skipped where a kerne
 
 The driver finishes each kernel once, a second of one core, and keeps it on disk. Processes of tests that begin together
 all finish the same ones: with --warm N, N processes run each of the tests' models first, and no tests. Give N a quarter
-of the cores, as each process has helpers of its own.
+of the cores, as each process compiles in several threads.
 """
 
 from __future__ import annotations

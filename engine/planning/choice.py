@@ -23,8 +23,8 @@ from ..system.hardware import cores
 from .fused_walk import FusedWalk
 from .launches import missing, needs, use_id
 
-#: Largest number of contexts that compile prebuilt kernels at the same time.
-HELPERS = 8
+#: Largest number of threads that compile prebuilt kernels at the same time.
+THREADS = 8
 
 
 class Choices:
@@ -74,7 +74,7 @@ class Choices:
         use = use_id(*_model(self._walk, half), self._mode.kind, self._mode.half_accumulate)
         index = torch.cuda.current_device() if self._device.index is None else self._device.index
         with ThreadPoolExecutor(1) as pool:
-            loaded = pool.submit(preload, index, here.way, use, min(HELPERS, cores()))
+            loaded = pool.submit(preload, index, here.way, use, min(THREADS, cores()))
             yield
         loaded.result()
 

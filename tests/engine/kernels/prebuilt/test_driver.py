@@ -1,6 +1,7 @@
 """The driver's calls, against a library that only remembers them; a GPU test has the real one."""
 
 import ctypes
+import threading
 import time
 
 import pytest
@@ -41,12 +42,13 @@ class Library:
         "cuInit", "cuDriverGetVersion", "cuModuleLoadDataEx", "cuModuleGetFunction", "cuFuncSetCacheConfig",
         "cuFuncSetAttribute", "cuLaunchKernel", "cuTensorMapEncodeTiled", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
         "cuGetErrorString", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuThreadExchangeStreamCaptureMode",
-        "cuMemGetInfo_v2", "cuCtxCreate_v2", "cuCtxDestroy_v2", "cuModuleUnload",
+        "cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction", "cuLibraryUnload",
     )  # fmt: skip
 
     def __init__(self, lacks=(), **answers):
         usual = {"cuModuleLoadDataEx": filled(70), "cuModuleGetFunction": filled(7), "cuGetErrorString": worded,
-                 "cuDevicePrimaryCtxRetain": filled(90), "cuDriverGetVersion": filled(12060)}  # fmt: skip
+                 "cuDevicePrimaryCtxRetain": filled(90), "cuDriverGetVersion": filled(12060),
+                 "cuLibraryLoadData": filled(60)}  # fmt: skip
         for name in self.NAMES:
             if name not in lacks:
                 setattr(self, name, Function(answers.get(name, usual.get(name, lambda *_: 0))))
@@ -147,35 +149,43 @@ def slowly(seconds):
     return answer
 
 
-def memory(free):
-    def answer(place, _):
-        place._obj.value = free
-        return 0
-
-    return answer
+KERNELS = [(b"%d" % i, f"kernel_{i}") for i in range(7)]
 
 
-@pytest.mark.parametrize(("free", "contexts"), [(64 << 30, 3), (3 << 30, 2), (2 << 30, 0)],
-                         ids=["much memory", "little memory", "no memory"])  # fmt: skip
-def test_kernels_are_compiled_in_contexts_of_their_own(free, contexts):
-    library = Library(cuModuleLoadDataEx=slowly(0.01), cuMemGetInfo_v2=memory(free), cuCtxCreate_v2=filled(5))
-    texts = [b"%d" % i for i in range(7)]
-    Driver(library).warm(0, texts, 3)
-    compiled = [call[1].value for call in library.cuModuleLoadDataEx.calls]
-    assert sorted(compiled) == (texts if contexts else [])
-    assert len(library.cuCtxCreate_v2.calls) == len(library.cuCtxDestroy_v2.calls) == contexts
-    assert len(library.cuModuleUnload.calls) == len(compiled)
+@pytest.mark.parametrize("threads", [1, 3, 20])
+def test_kernels_are_compiled_as_libraries(threads):
+    """Each once, in several threads with torch's context, and unloaded again."""
+    owners = set()
+
+    def load(place, *_):
+        owners.add(threading.get_ident())
+        return slowly(0.02)(place)
+
+    library = Library(cuLibraryLoadData=load)
+    Driver(library).warm(0, KERNELS, threads)
+    assert sorted(call[1].value for call in library.cuLibraryLoadData.calls) == [text for text, _ in KERNELS]
+    assert library.cuLibraryLoadData.calls[0][1].value == KERNELS[0][0]
+    assert sorted(call[2] for call in library.cuLibraryGetKernel.calls) == [name.encode() for _, name in KERNELS]
+    assert len(library.cuKernelGetFunction.calls) == len(library.cuLibraryUnload.calls) == 7
+    assert len(library.cuCtxPushCurrent_v2.calls) == min(threads, 7) and (len(owners) > 1) is (threads > 1)
+    assert threading.get_ident() not in owners
 
 
-def test_failed_context_and_refused_text():
-    """A context that cannot be made and a refused text end nothing."""
-    library = Library(cuMemGetInfo_v2=memory(64 << 30), cuCtxCreate_v2=lambda *_: 2, cuModuleLoadDataEx=lambda *_: 222)
-    Driver(library).warm(0, [b"1", b"2", b"3"], 2)
-    assert not library.cuModuleLoadDataEx.calls and not library.cuCtxDestroy_v2.calls
-    library.cuCtxCreate_v2.answer = filled(5)
-    Driver(library).warm(0, [b"1", b"2", b"3"], 2)
-    assert len(library.cuModuleLoadDataEx.calls) == 3 and len(library.cuCtxDestroy_v2.calls) == 2
-    Driver(library).warm(0, [], 2)
+def test_refused_texts_and_no_kernels():
+    """What is refused ends nothing: it is said when it is loaded."""
+    library = Library(cuLibraryLoadData=lambda *_: 222)
+    Driver(library).warm(0, KERNELS, 2)
+    assert len(library.cuLibraryLoadData.calls) == 7 and not library.cuLibraryUnload.calls
+    library = Library(cuLibraryGetKernel=lambda *_: 500)
+    Driver(library).warm(0, KERNELS, 2)
+    assert not library.cuKernelGetFunction.calls and len(library.cuLibraryUnload.calls) == 7
+    Driver(Library(cuCtxPushCurrent_v2=lambda *_: 1)).warm(0, KERNELS, 2)
+    Driver(Library()).warm(0, [], 2)
+
+
+def test_driver_without_libraries():
+    with pytest.raises(PrebuiltError, match="no cuLibraryLoadData: a newer driver has it"):
+        Driver(Library(lacks=["cuLibraryLoadData"])).warm(0, KERNELS, 2)
 
 
 def test_the_drivers_file_on_each_system(monkeypatch):

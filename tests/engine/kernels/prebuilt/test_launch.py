@@ -142,23 +142,32 @@ def test_threads_share_no_packed_block(fake, tensors):
     assert sorted(read[2] for *_, read in fake.launched) == [1, 2]
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_kernels_of_a_use_are_loaded_once(fake, tensors, monkeypatch, cached):
-    """The longest first; a launch then finds its own."""
+@pytest.mark.parametrize(("cached", "warmed"), [(3, []), (0, ["two", "conv_kernel"]), (1, ["conv_kernel"])])
+def test_kernels_of_a_use_are_loaded_once(fake, tensors, monkeypatch, cached, warmed):
+    """After the first that the driver's cache lacks, the rest is compiled together, the longest first. A launch
+    then finds its own."""
     x, out = tensors
     wanted = key(KERNEL, [x, out, 1], FIXED)
     texts = [Text("b", b"short", "one", 0), Text(wanted.digest, b"a long text", "conv_kernel", 65536),
              Text("c", b"middle", "two", 0)]  # fmt: skip
     monkeypatch.setattr(module, "library", lambda known=module.library: SimpleNamespace(
         has=known().has, kernel=known().kernel, texts=lambda form, use: texts))  # fmt: skip
-    monkeypatch.setattr(module, "_CACHED_SECONDS", 60 if cached else -1)
-    fake.warmed = []
-    fake.warm = lambda *of: fake.warmed.append(of)
+    clock, load = [0.0], fake.load
+
+    def slowly(*of):
+        clock[0] += 0.0004 if len(fake.loaded) < cached else 0.03
+        return load(*of)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(fake, "load", slowly)
+    fake.warm = lambda *of: fake.calls.append(of)
+    fake.calls = []
     preload(2, "C", "a use", 3)
-    assert fake.loaded == [(2, b"a long text", "conv_kernel", 65536), (2, b"middle", "two", 0), (2, b"short", "one", 0)]
-    assert fake.warmed == ([] if cached else [(2, [b"middle", b"short"], 3)])
+    assert fake.loaded == [(2, b"short", "one", 0), (2, b"middle", "two", 0), (2, b"a long text", "conv_kernel", 65536)]
+    text = {t.symbol: t.ptx for t in texts}
+    assert fake.calls == ([(2, [(text[name], name) for name in reversed(warmed)], 3)] if warmed else [])
     Prebuilt(KERNEL, "C")[(1,)](x, out, 1, **FIXED)
-    assert len(fake.loaded) == 3 and fake.launched[0][1] == 1
+    assert len(fake.loaded) == 3 and fake.launched[0][1] == 3
 
 
 def test_a_kernel_that_the_set_lacks_is_named(fake, tensors):
