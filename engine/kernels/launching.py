@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
@@ -91,9 +91,9 @@ def _prebuilt(kernel: str, form: str) -> Kernel:
 
 class _ByTriton:
     def __init__(self, kernel: str) -> None:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        self._function, self._described = function(kernel), TensorDescriptor
+        self._function = function(kernel)
+        in_gluon = getattr(self._function, "is_gluon", lambda: False)()  # Triton's interpreter does not know
+        self._described = _described_in_gluon if in_gluon else _described()
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
         return functools.partial(self._launch, grid)
@@ -105,6 +105,25 @@ class _ByTriton:
         if type(argument) is not Descriptor:
             return argument
         return self._described(argument.base, argument.shape, argument.strides, [*argument.block_shape])
+
+
+def _described() -> Callable[..., Any]:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor
+
+
+def _described_in_gluon(base: Any, shape: Any, strides: Any, block: list[int]) -> Any:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    return TensorDescriptor(base, [*shape], [*strides], block, swizzled(block, base.element_size()))
+
+
+def swizzled(block: Sequence[int], itemsize: int) -> Any:
+    """Return the layout in shared memory of a tile that a kernel in Gluon reads with bulk copies. Imports Triton."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    return NVMMASharedLayout(min(block[-1] * itemsize, 128), 8 * itemsize, len(block))
 
 
 class _Recorder:

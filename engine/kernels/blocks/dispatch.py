@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..descriptor import Descriptor
 from ..launching import launcher
 from ..observe import observed
 from ..targets import FP8, Target, interpreted, kernels_for, on_device
@@ -56,6 +57,15 @@ def projected(
         if x.is_meta:
             return
         reference.projected(x, weight, bias, norms, table, place, eps, query, keys, columns)
+        return
+    one = keys if query is None else query if keys is None else None
+    if here.wgmma and schedule is None and columns is None and one is not None and _wide_heads(x, heads, head):
+        with on_device(x):
+            launcher("blocks.wide_projected_kernel", here)[(-(-x.shape[0] // WIDE.rows),)](
+                x, Descriptor(weight, [head, x.shape[1]]), bias, norms, table, one, x.shape[0], *place, eps,
+                C=x.shape[1], HEADS=heads, **_halves(head), FIRST=heads if query is None else 0,
+                LAST=heads if keys is None else 3 * heads, BM=WIDE.rows, num_warps=WIDE.warps, **_most(WIDE),
+            )  # fmt: skip
         return
     s = schedule or (pick if columns is None else narrow)(here.sm)[0]
     more = {} if columns is None else {"LIMIT": int(LIMITS[weight.dtype])}
@@ -127,10 +137,11 @@ def gated_product(
         return
     wide = schedule is None and here.wgmma and x.shape[1] >= 64 and out.shape[1] % WIDE.columns == 0
     s = WIDE if wide else schedule or pick(here.sm)[1]
-    more = {"STAGES": s.stages} if wide else {"UPCAST": _upcast(x), "num_stages": s.stages}
+    more = {} if wide else {"UPCAST": _upcast(x), "num_stages": s.stages}
+    parts = Descriptor(weight, [s.columns, x.shape[1]]) if wide else weight
     with on_device(x):
         launcher(f"blocks.{'wide_' * wide}gated_kernel", here)[(-(-x.shape[0] // s.rows),)](
-            x, weight, x if biases is None else biases, out, x.shape[0], eps, C=x.shape[1], D=out.shape[1],
+            x, parts, x if biases is None else biases, out, x.shape[0], eps, C=x.shape[1], D=out.shape[1],
             BIASED=biases is not None, BM=s.rows, BN=s.columns, num_warps=s.warps, **more, **_most(s),
         )  # fmt: skip
 
@@ -172,6 +183,11 @@ def _kernels(x: Tensor, backend: str, head: int = 32) -> Target | None:
     if backend != "triton" and not fuses(x.shape[1], head, x.dtype):
         return None
     return kernels_for(x.device, backend)
+
+
+def _wide_heads(x: Tensor, heads: int, head: int) -> bool:
+    """Return whether the kernel for wgmma takes heads of this size and number."""
+    return head == WIDE.columns and heads % 2 == 0 and x.shape[1] == heads * head
 
 
 def _most(s: Schedule) -> dict[str, int]:

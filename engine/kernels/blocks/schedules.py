@@ -28,8 +28,8 @@ SCHEDULES: dict[int, tuple[Schedule, Schedule, Schedule]] = {
     120: (Schedule(64, 64, 64, 4, 2), Schedule(64, 64, 64, 4, 2), Schedule(128, 128, 64, 8, 3)),
 }
 
-#: Of the gated product for wgmma. Two programs share a processor: one multiplies while the other goes through SiLU.
-WIDE = Schedule(128, 64, 256, 8, 3, 128)
+#: Of the kernels for wgmma. Three programs share a processor: one multiplies while the others go through what follows.
+WIDE = Schedule(64, 64, 256, 4, 2, 168)
 
 
 #: Columns of a gate's 8-bit results that have one scale: half the weight's rows of a program's step.

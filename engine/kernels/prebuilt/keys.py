@@ -30,6 +30,7 @@ SOURCES = {
     "blocks.projected_kernel": "blocks.triton",
     "blocks.turned_kernel": "blocks.triton",
     "blocks.wide_gated_kernel": "blocks.gluon",
+    "blocks.wide_projected_kernel": "blocks.gluon",
     "conv3d.conv_kernel": "conv3d.triton",
     "conv3d.mma_kernel": "conv3d.gluon",
     "conv3d.winograd_kernel": "conv3d.winograd.triton",

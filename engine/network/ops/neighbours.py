@@ -159,6 +159,7 @@ class Attend:
         """
         self._w, self._kernel, self._after, self._begins = weights, kernel, after, begins
         self._width, self._head = weights.proj.shape[0], weights.norms.shape[1]
+        self._ones = torch.ones_like(weights.norm2)
         self._keys: Tensor | None = None
         self._waiting: list[Frames] = []
         self._count = self._kept = self._first = 0  # frames that came, whose keys are kept, and that went on
@@ -219,7 +220,7 @@ class Attend:
             return
         normed = torch.empty_like(x)
         mixed = F.linear(mixed, w.proj, w.proj_bias)
-        normalised(x, w.norm2, EPS, normed, y=mixed, scale=torch.ones_like(w.norm2))
+        normalised(x, w.norm2, EPS, normed, y=mixed, scale=self._ones)
         del mixed, parts, query
         for rows, own in zip(normed.split(ROWS), x.split(ROWS), strict=True):
             self._gated(rows, own)

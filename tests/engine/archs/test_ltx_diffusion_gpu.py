@@ -64,10 +64,13 @@ def test_products(vae, height, width, c):
     for backend in ("triton", "reference"):
         query, keys = x.new_empty(rows, c // 64, 64), x.new_empty(rows, 2, c // 64, 64)
         projected(x, weight, bias, norms, table, place, EPS, query, keys, backend=backend)
+        one, other = torch.empty_like(query), torch.empty_like(keys)
+        for results in ((one, None), (None, other)):
+            projected(x, weight, bias, norms, table, place, EPS, *results, backend=backend)
         out, sum_of = x.new_empty(rows, d), x.clone()
         gated_product(x, gates, biases, EPS, out, backend=backend)
         added(sum_of, inner, down, bias[:c], (context, weight[:c]), backend=backend)
-        found.append((query, keys, out, sum_of))
+        found.append((query, keys, one, other, out, sum_of))
     assert max(map(error, *found)) < 8e-3
 
 

@@ -16,7 +16,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from zerowaste_vae.engine.kernels.descriptor import Descriptor
-from zerowaste_vae.engine.kernels.launching import function, recording, source_of
+from zerowaste_vae.engine.kernels.launching import function, recording, source_of, swizzled
 from zerowaste_vae.engine.kernels.targets import capabilities, triton_version
 
 _TYPES = {
@@ -35,7 +35,10 @@ def recorded(*kernels: str):
               if not kernels or one.kernel in kernels]  # fmt: skip
 
 
-def _spell(value):
+def _spell(value, gluon):
+    if isinstance(value, Descriptor) and gluon:
+        layout = swizzled(value.block_shape, value.base.element_size())
+        return f"tensordesc<{_TYPES[value.base.dtype]}{list(value.block_shape)},{layout!r}>"
     if isinstance(value, Descriptor):
         return f"tensordesc<{_TYPES[value.base.dtype]}{list(value.block_shape)}>".replace(" ", "")
     if isinstance(value, torch.Tensor):
@@ -57,7 +60,7 @@ def build(call, sm: int) -> dict:
     names = kernel.arg_names
     signature, attrs = {}, {}
     for i, (name, value) in enumerate(zip(names, args, strict=False)):
-        signature[name] = _spell(value)
+        signature[name] = _spell(value, kernel.is_gluon())
         divisible = isinstance(value, int) and value % 16 == 0 and not kernel.params[i].do_not_specialize
         if (isinstance(value, torch.Tensor)) or divisible:
             attrs[(i,)] = [["tt.divisibility", 16]]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.blocks import gated_product
+from zerowaste_vae.engine.kernels.blocks import Place, gated_product, projected
 from zerowaste_vae.engine.kernels.cards import FORMS
 from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.neighbourhood import Window
@@ -22,6 +22,15 @@ def product(here):
     return calls
 
 
+def heads(here, queries=True, keys=True, width=256):
+    rows, table = meta(300, width), meta(512, 32, 2)
+    query, both = meta(300, width // 64, 64), meta(300, 2, width // 64, 64)
+    with recording(here) as calls:
+        projected(rows, meta(3 * width, width), meta(3 * width), meta(2, 64), table, Place(0, 15, 20), 1e-6,
+                  query if queries else None, both if keys else None, backend="triton")  # fmt: skip
+    return [one.kernel for one in calls]
+
+
 def attention(here, head=64):
     q, keys = meta(2, 30, 40, 4, head), meta(12, 30, 40, 2, 4, head)
     with recording(here) as calls:
@@ -36,6 +45,9 @@ def attention(here, head=64):
 ], ids=str)  # fmt: skip
 def test_cards(here, wide):
     assert [one.kernel for one in product(here)] == [f"blocks.{'wide_' * wide}gated_kernel"]
+    for which in ({"keys": False}, {"queries": False}):
+        assert heads(here, **which) == [f"blocks.{'wide_' * wide}projected_kernel"]
+    assert heads(here) == heads(here, keys=False, width=64) == ["blocks.projected_kernel"]  # both; one head
     found = {one.kernel for one in attention(here)}
     assert ("neighbourhood.wide_neighbourhood_kernel" in found) == wide
     assert "neighbourhood.neighbourhood_kernel" in found  # for small frames, and where no bound is known
