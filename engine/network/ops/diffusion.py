@@ -23,6 +23,7 @@ from .block_weights import Block, Weight, Weights
 from .conditioned import WAVES, waves_of
 from .diffusion_memory import needed
 from .neighbours import (
+    EARLY,
     GROUP,
     Attend,
     Dropped,
@@ -99,7 +100,7 @@ class NeighbourDecoder(Step):
     name: str = "diff_blocks"
     late = True
     bounded = True
-    cycle = GROUP
+    cycle = EARLY
     launches = True
     lazy = True
     noisy = True
@@ -179,9 +180,11 @@ class NeighbourDecoder(Step):
         """Yield the stations that turn latents into the last stage's tokens. begins: the first latent."""
         rate, last = 1, len(self.stages) - 1
         for i, stage in enumerate(self.stages):
-            yield Grouped()
+            group = EARLY if i < last else GROUP
+            yield Grouped(group)
             for j in range(stage.layers):
-                yield Attend(Weights.of(part(f"det_stages.{i}.{j}")), stage.kernel, begins=rate * begins)
+                weights = Weights.of(part(f"det_stages.{i}.{j}"))
+                yield Attend(weights, stage.kernel, begins=rate * begins, group=group)
             yield Up(part(f"upsamples.{i}.proj"), stage.stride) if i < last else Dropped(self.ghosts * rate)
             rate *= stage.stride[0]
 
@@ -216,14 +219,15 @@ class NeighbourDecoder(Step):
         return F.linear(h, adaln.weight.float(), adaln.bias.float()).view(VECTORS, self.width)
 
     def taps(self, style: Style) -> Taps:
-        """Return the latents that a frame depends on: windows reach as far again where a clip begins or ends."""
+        """Return the latents that a frame depends on: windows reach as far again where a clip begins or ends. Those
+        after it also make its groups whole: products of fewer rows may have other bits."""
         reach, rate = 0, 1
         for stage in self.stages:
             reach += (stage.layers + 1) * (stage.kernel[0] // 2) * self.time[0] // rate
             rate *= stage.stride[0]
         reach += (self.sampling.steps * self.layers + 1) * (self.kernel[0] // 2)
         reach = math.ceil(reach / rate) + 1
-        return Taps(reach, reach)
+        return Taps(reach, reach + EARLY - GROUP)
 
     def size(self, size: Size, starts: bool) -> Size:
         made = super().size(size, starts)

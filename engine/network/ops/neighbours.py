@@ -25,6 +25,8 @@ from .block_weights import Weights
 EPS = 1e-6
 #: Frames that pass a block together: in its attention, two share most of their keys.
 GROUP = 2
+#: The same in a diffusion decoder's first stages. Their products are so small that a GPU waits for the launches.
+EARLY = 4
 #: Stands for the frames of a clip whose end is not known.
 ENDLESS = 1 << 30
 Kernel = tuple[int, int, int]
@@ -132,31 +134,40 @@ class Up:
 ROWS = 1 << 15
 
 
-def in_groups(frames: int) -> int:
+def in_groups(frames: int, group: int = GROUP) -> int:
     """Return the frames of as many whole groups as hold these."""
-    return -(-frames // GROUP) * GROUP
+    return -(-frames // group) * group
 
 
-def slots(kernel: Kernel) -> int:
+def slots(kernel: Kernel, group: int = GROUP) -> int:
     """Return the frames whose keys a block keeps: those of all windows of a group."""
-    return kernel[0] + GROUP - 1
+    return kernel[0] + group - 1
 
 
-def waiting(kernel: Kernel) -> int:
+def first(kernel: Kernel, group: int = GROUP) -> int:
+    """Return the frames that come to a block before its first group goes on."""
+    return in_groups(max(group - 1 - kernel[0] // 2, 0) + kernel[0], group)
+
+
+def waiting(kernel: Kernel, group: int = GROUP) -> int:
     """Return the frames that wait in a block once a group has gone on."""
-    return in_groups(kernel[0] // 2)
+    return in_groups(kernel[0] // 2, group)
 
 
 class Attend:
     """A block. It keeps the keys and values of the last frames, and groups of frames that wait for later ones."""
 
-    def __init__(self, weights: Weights, kernel: Kernel, after: Weights | None = None, begins: int = 0) -> None:
+    def __init__(
+        self, weights: Weights, kernel: Kernel, after: Weights | None = None, begins: int = 0, group: int = GROUP
+    ) -> None:
         """Prepare for a clip.
 
         Args:
             after: the next block, if it adds a product of the context to its input: this block adds it.
             begins: the clip's frame that comes first, where it is a part: its frames have their places in the clip.
+            group: most frames that come together.
         """
+        self._slots = slots(kernel, group)
         self._w, self._kernel, self._after, self._begins = weights, kernel, after, begins
         self._width, self._head = weights.proj.shape[0], weights.norms.shape[1]
         self._ones = torch.ones_like(weights.norm2)
@@ -186,7 +197,7 @@ class Attend:
         first = self._first
         for tokens in (frames.tokens for frames in self._waiting):
             if self._keys is None:
-                self._keys = tokens.new_empty(slots(self._kernel), *tokens.shape[1:3], 2 * self._width)
+                self._keys = tokens.new_empty(self._slots, *tokens.shape[1:3], 2 * self._width)
             while self._kept < min(end, first + len(tokens)):
                 slot = self._kept % len(self._keys)
                 n = min(end, first + len(tokens), self._kept + len(self._keys) - slot) - self._kept

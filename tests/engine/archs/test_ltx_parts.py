@@ -8,6 +8,7 @@ import torch
 from zerowaste_vae.engine.archs.ltx_diffusion import ARCHITECTURE
 from zerowaste_vae.engine.distributed.shares import duration, leads_of, split
 from zerowaste_vae.engine.execution import noise as noises
+from zerowaste_vae.engine.network.ops.neighbours import EARLY
 from zerowaste_vae.engine.network.steps import Steps
 
 from .test_ltx_passes import small
@@ -30,7 +31,7 @@ def test_parts(clip, start, frames):
     assert torch.equal(vae.decode(z, start=start, frames=frames), whole[:, start : start + frames])
     program = vae.model.decoder.program
     first, last = program.window(start, start + frames, LATENTS)
-    assert first % 2 == 0 and last - first < LATENTS
+    assert first % EARLY == 0 and last - first < LATENTS
     if start < 133:
         return
     plan = replace(vae.plan_decode(last - first, 2, 2), steps=Steps(last - first, 8, pieces=True, passes=2))
@@ -45,7 +46,7 @@ def test_nearer_is_too_near(clip, monkeypatch):
     vae, z, whole = clip
     program = vae.model.decoder.program
     first = program.begins(150)[0]
-    monkeypatch.setattr(type(program), "begins", lambda self, at: (first + 8,) * len(self.steps))
+    monkeypatch.setattr(type(program), "begins", lambda self, at: (first + 12,) * len(self.steps))
     assert not torch.equal(vae.decode(z, start=150, frames=1), whole[:, 150:151])
 
 
@@ -75,7 +76,7 @@ def test_devices(clip, monkeypatch):
 def test_shares():
     """What a share computes beyond its own frames, before and after, counts: short clips are one device's."""
     leads = leads_of(ARCHITECTURE.program("decoder", ARCHITECTURE.published.config), 22, 40, 16)
-    assert leads.tail == 22
+    assert leads.tail == 24
     assert len(split(leads, 31, [1.0, 1.0])) == 1
     shares = split(leads, 200, [1.0, 1.0])
     assert len(shares) == 2 and shares[0].lead == leads(0) + leads.tail and shares[1].lead == leads(shares[1].first)
