@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..archs import Architecture, colours_of
-from ..kernels.attention import reference
+from ..kernels.attention import reference, torch_bytes
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
 from ..network.program import Program
 from ..options import Options
@@ -204,13 +204,16 @@ class FusedWalk:
             run = max(front, network.plan_tile(latents, height, width, frames, meta), key=lambda r: r.nbytes)
             besides += max(_latent_bytes(clip or latents, *frame, network.latent_channels),
                            self._tile_bytes(latents * network.features, frames, height, width))  # fmt: skip
-        if network.attends and not self.options.flash_attention:
+        if network.attends:
             size, side = frame or (height, width), network.window
             count = math.prod(-(-n // side) for n in size) if side else 1
             tokens = side**2 if side else math.prod(size) * (clip or 1)
-            q, k, v = torch.empty(3, 1, tokens, network.attends, dtype=self.dtype, device=meta)
-            besides += peak_bytes(lambda: reference.attention(q, k, v))
-            besides += (count - 1) * tokens * network.attends * self.dtype.itemsize  # other windows' results
+            if self.options.flash_attention:
+                besides += torch_bytes(tokens, self.dtype.itemsize, network.attends)
+            else:
+                q, k, v = torch.empty(3, 1, tokens, network.attends, dtype=self.dtype, device=meta)
+                besides += peak_bytes(lambda: reference.attention(q, k, v))
+                besides += (count - 1) * tokens * network.attends * self.dtype.itemsize  # other windows' results
         sizes = Sizes.of(run, self._rates)
         return replace(sizes, device=sizes.device + besides)
 

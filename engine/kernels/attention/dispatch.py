@@ -23,8 +23,16 @@ LARGEST_HEAD = 1024
 def scratch_bytes(tokens: int, itemsize: int, head: int, clip: bool = False) -> int:
     """Return the most bytes of `scratch` that one call of `attention` uses over this many tokens, on any GPU. clip: as
     there."""
+    if head > LARGEST_HEAD:
+        return 0
     return max(Blocks.of(tokens, itemsize, scores, head, clip).split(itemsize, head)[2]
                for scores, _ in SCHEDULES.values())  # fmt: skip
+
+
+def torch_bytes(tokens: int, itemsize: int, head: int) -> int:
+    """Return the bytes that one call of `attention` allocates where no kernel of ours takes so large a head: torch's
+    result, and its sums in float32."""
+    return tokens * head * (itemsize + 4) if head > LARGEST_HEAD else 0
 
 
 @observed

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.attention import attention, dispatch, schedules, scratch_bytes
+from zerowaste_vae.engine.kernels.attention import attention, dispatch, schedules, scratch_bytes, torch_bytes
 from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.targets import capabilities
 
@@ -89,6 +89,12 @@ def test_the_scratch_it_states_is_all_it_takes(interpreter, monkeypatch, tokens,
     assert not taken
     monkeypatch.undo()
     assert torch.equal(got, want)
+
+
+def test_heads_that_only_torch_takes():
+    """They use none of our scratch, and torch's own memory is stated."""
+    assert scratch_bytes(400, 2, 1024) and not torch_bytes(400, 2, 1024)
+    assert not scratch_bytes(400, 2, 1032) and torch_bytes(400, 2, 1032) == 400 * 1032 * 6
 
 
 @pytest.mark.parametrize(("height", "width"), [(720, 1280), (3072, 2048), (4096, 2304), (1088, 1920), (4320, 7680)])

@@ -28,7 +28,8 @@ def pictures(frames, height, width):
 @pytest.mark.parametrize(
     ("name", "precision", "latents", "height", "width", "gb"),
     [
-        ("flux", "bf16", 1, 160, 160, 0), ("qwenimage2.1", "bf16", 1, 64, 64, 0), ("seedvr2", "fp16", 5, 60, 80, 6),
+        ("flux", "bf16", 1, 160, 160, 0), ("qwenimage2.1", "bf16", 1, 64, 64, 0),
+        ("qwenimage2.1", "bf16", 1, 128, 128, 0), ("seedvr2", "fp16", 5, 60, 80, 6),
         ("hunyuanvideo", "bf16", 5, 44, 80, 6), ("cogvideox", "bf16", 7, 40, 60, 0),
         ("cogvideox", "bf16", 7, 40, 60, 2.6),
     ],
