@@ -189,7 +189,7 @@ def of_tests(name: str, each: Each = map) -> tuple[dict[str, frozenset[Key]], se
     import gpu_models
     from warm_kernels import CELLS
 
-    more = {("minimaxh3", "bf16"), ("seedvr2-8-bit", "bf16")}
+    more = {("minimaxh3", "bf16"), ("seedvr2-8-bit", "bf16"), ("hunyuanvideo1.5-128", "fp16")}
     cells = sorted({(what, precision) for what, precision, _ in CELLS} | more)
     found = {use: keys for some in each(_of_model, [(*cell, name) for cell in cells]) for use, keys in some.items()}
     here = card(name)
