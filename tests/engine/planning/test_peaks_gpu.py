@@ -72,7 +72,7 @@ def test_blended_tiles(noise):
     stated, most = vae.last_report.predicted_gb, (torch.cuda.max_memory_reserved() - others) / GIB
     print(f"{vae.last_report.plan}: reserved {most:.3f} GB")
     assert frames.shape[1] == 33 and vae.last_report.events["oom_step_downs"] == 0
-    assert stated / 1.15 <= most <= stated <= 1.4
+    assert stated / 1.15 <= most <= stated <= 1.4 + others / GIB
 
 
 @pytest.fixture
