@@ -8,6 +8,8 @@ from zerowaste_vae.engine.bench.rows import HEADER, Row
 from zerowaste_vae.engine.bench.timing import Ceilings
 from zerowaste_vae.engine.cli import bench
 from zerowaste_vae.engine.errors import InputError
+from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
+from zerowaste_vae.engine.kernels.targets import triton_version
 
 
 def parse(*argv):
@@ -44,8 +46,25 @@ def test_forms(monkeypatch):
     assert len(by) == 3 + 3 + 2
 
 
+def test_kernels_that_no_set_has(monkeypatch):
+    """Without Triton a case ends with a line, and the next ones are measured."""
+    row = Row("norm_act", "1x2x3 4", "fp16", "this pack", Spread(2.0, 1.5, 3.0, 9), 3.0, "B", 4.0)
+
+    def norm_act(self, d, *rest):
+        yield row
+        if (d, *rest[:3]) == kernels.NORMS[0]:
+            raise PrebuiltError("set C lacks a kernel that this run needs (norm)")
+
+    monkeypatch.setattr(kernels.Bench, "norm_act", norm_act)
+    found = list(kernels.Bench(torch.device("cpu")).rows(["norm_act"]))
+    lines = [one for one in found if isinstance(one, str)]
+    assert [*map(type, found)][:3] == [Row, str, Row] and len(found) - len(lines) == len(kernels.NORMS) * len(lines)
+    assert lines[0].startswith("norm_act: left out: set C lacks a kernel that this run needs (norm); without Triton ")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.skipif(triton_version() is None, reason="Triton's compiler makes the kernels that only benchmarks launch")
 def test_rows_gpu(capsys, tmp_path, monkeypatch):
     """On a GPU rows are printed and written."""
     monkeypatch.setattr(kernels, "NORMS", kernels.NORMS[1:])
