@@ -363,7 +363,10 @@ def run_kernels(args: argparse.Namespace) -> int:
             say(f"ceilings at the start: {tops.line()}", {"ceilings": "start", **vars(tops)})
             say(HEADER)
             for row in Bench(device, FORM_CONVS if args.form else CONVS).rows(tuple(args.only or OPERATORS)):
-                say(*([row] if isinstance(row, str) else [row.line(), row.record()]))
+                if isinstance(row, str):
+                    say(row)
+                else:
+                    say(row.line(), row.record())
         tops = ceilings(device)
     say(f"ceilings at the end:   {tops.line()}", {"ceilings": "end", **vars(tops)})
     if args.json is not None:

@@ -206,11 +206,11 @@ class FusedWalk:
                            self._tile_bytes(latents * network.features, frames, height, width))  # fmt: skip
         if network.attends:
             size, side = frame or (height, width), network.window
-            count = math.prod(-(-n // side) for n in size) if side else 1
             tokens = side**2 if side else math.prod(size) * (clip or 1)
             if self.options.flash_attention:
                 besides += torch_bytes(tokens, self.dtype.itemsize, network.attends)
             else:
+                count = math.prod(-(-n // side) for n in size) if side else 1
                 q, k, v = torch.empty(3, 1, tokens, network.attends, dtype=self.dtype, device=meta)
                 besides += peak_bytes(lambda: reference.attention(q, k, v))
                 besides += (count - 1) * tokens * network.attends * self.dtype.itemsize  # other windows' results

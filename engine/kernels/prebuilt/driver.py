@@ -111,10 +111,7 @@ class Driver:
         for name in _LIBRARY:
             self._function(name)
         left = list(reversed(kernels))
-        helpers = [
-            threading.Thread(target=self._help, args=(device, left), daemon=True)
-            for _ in range(min(threads, len(left)))
-        ]  # fmt: skip
+        helpers = [threading.Thread(target=self._help, args=(device, left), daemon=True) for _ in kernels[:threads]]
         for helper in helpers:
             helper.start()
         for helper in helpers:
