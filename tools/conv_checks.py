@@ -232,7 +232,7 @@ def clip_starts() -> Iterator[Row]:
 
 
 def invariances() -> Iterator[Row]:
-    types = ((HALF, False), *([(HALF, True)] if target(DEVICE).half_accumulate else []), (FP8, False))
+    types = ((HALF, False), *([(HALF, True)] if target(DEVICE).half_accumulate else []), (FP8, False), (INT8, False))
     for (dtype, fast), size in itertools.product(types, ((128, 150, 333), (512, 150, 70), (256, 150, 97))):
         yield from invariance(DIRECT, dtype, *size, fast)
 

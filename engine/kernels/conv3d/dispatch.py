@@ -129,7 +129,9 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     taps //= shared
     kernel, operands = "conv3d.conv_kernel", [x, weight.data, weight.data] * 2
     if mma:
-        kernel, operands = "conv3d.mma_kernel", [x, weight.data]
+        # Of 16 bit, positions that stay in registers were slower.
+        kernel = "conv3d.taps_kernel" if shared > 1 and x.dtype == torch.int8 else "conv3d.mma_kernel"
+        operands = [x, weight.data]
         steps = math.prod(weight.kernel[:2]) * taps * -(-run // s.depth)
         form = _loop(s, steps, x.dtype, sums["ACC"]) | {"LINEAR": linear, "SHARE": shared}
     else:

@@ -23,8 +23,8 @@ class Schedule:
     4); group: tiles of positions that run through all output channels together; tail: columns of a second, narrower
     tile of the same positions (widths are powers of two: 96 is 64 + 32), 0: none; rest: depth of the last steps, where
     whole ones leave a rest of the channels of a row of taps (three taps of 96 are 2 * 128 + 32), 0: none; shared: the
-    taps of a row share a step's positions, which are read once for all of them (`gluon.py` alone; a step is `depth` of
-    each tap)."""
+    taps of a row share a step's positions, which are read once for all of them (`gluon.py` and `taps.py` alone; a
+    step is `depth` of each tap)."""
 
     positions: int
     columns: int
@@ -294,7 +294,7 @@ def _pick(table: Mapping[Layer, Schedule], dtype: torch.dtype, channels: int, ou
           phases: int, row: int, sums: bool, share: bool) -> Schedule:
     size = _HALF if dtype not in TYPES else _BYTE
     word = TYPES.get(dtype, size)
-    if share and row > 1 and phases == 1 and not small:
+    if share and 1 < row <= 3 and phases == 1 and not small:  # weights of more taps do not fit shared memory
         for layer in (Layer(word, "shared", out_channels), Layer(size, "shared", out_channels),
                       Layer(word, "shared"), Layer(size, "shared")):  # fmt: skip
             s = table.get(layer)

@@ -33,6 +33,7 @@ SOURCES = {
     "blocks.wide_projected_kernel": "blocks.gluon",
     "conv3d.conv_kernel": "conv3d.triton",
     "conv3d.mma_kernel": "conv3d.gluon",
+    "conv3d.taps_kernel": "conv3d.taps",
     "conv3d.winograd_kernel": "conv3d.winograd.triton",
     "duplicate.duplicate_kernel": "duplicate.triton",
     "mixing.gates_kernel": "mixing.triton",
@@ -147,7 +148,8 @@ def aligned(key: Key) -> tuple[int, ...]:
     either (UNIT is 1), it counts on none."""
     tensors = [i for i, one in enumerate(key.types) if one.startswith(("*", "map:"))]
     if ("UNIT", 1) in key.constants:
-        operands = (0, 1) if key.kernel == "conv3d.mma_kernel" else ()  # it copies 16 bytes at a time
+        copies = key.kernel in ("conv3d.mma_kernel", "conv3d.taps_kernel")  # 16 bytes at a time
+        operands = (0, 1) if copies else ()
         return tuple(i for i in tensors if key.types[i].startswith("map:") or i in operands)
     loose = _LOOSE.get(key.kernel, ())
     return () if loose is None else tuple(i for i in tensors if i not in loose)

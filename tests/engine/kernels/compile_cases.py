@@ -38,6 +38,7 @@ from zerowaste_vae.engine.tuning.problem import problem
 HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 # (H, W, C) at 720p, one per schedule: narrow, wide, small plane.
 NARROW, WIDE, SMALL = (720, 1280, 128), (360, 640, 512), (60, 107, 512)
+CONV = ("conv3d.conv_kernel", "conv3d.mma_kernel", "conv3d.taps_kernel")
 ATTENTION = ("scores_kernel", "merge_kernel", "values_kernel", "gather_kernel")
 
 
@@ -57,7 +58,7 @@ def conv_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *,
     bias = meta(rows // c, 4, c) if phases != (1, 1, 1) else meta(c)
     shared = phases == (1, 1, 1) and not plain
     epilogue = Epilogue(bias, out if shared and residual else None, 0 if plain else 32, half_accumulate=fast)
-    with cross_compile.recorded("conv3d.conv_kernel", "conv3d.mma_kernel") as calls:
+    with cross_compile.recorded(*CONV) as calls:
         place = Geometry(stride, (1, 1) if stride[1] == 2 else (0, 0))
         conv.launch(x, weight, out, place, epilogue, 0, 2, here)
     return calls
@@ -76,7 +77,7 @@ def wan_calls(
     geometry = Geometry((1, stride, stride), (stride - 1, stride - 1))
     residual = None if still and (up or stride > 1) else out
     epilogue = Epilogue(meta(rows), residual, 32 if still else 0, half_accumulate=dtype == FP8)
-    with cross_compile.recorded("conv3d.conv_kernel", "conv3d.mma_kernel") as calls:
+    with cross_compile.recorded(*CONV) as calls:
         conv.launch(meta(4, h + 2, w + 2, c, dtype=dtype), weight, out, geometry, epilogue, 0, 2, here)
     return calls
 
@@ -114,7 +115,7 @@ def depth_calls(here: Target, c: int, k: int, phases: tuple[int, int, int], kern
     weight = Weight(meta(rows, kernel[0] * kernel[1] * kernel[2] * c, dtype=BF16), c, k, kernel, None, phases)
     out = meta(2 * phases[0], h * phases[1], w * phases[2], k, dtype=BF16)
     epilogue = Epilogue(meta(rows), out if edge else None)
-    with cross_compile.recorded("conv3d.conv_kernel", "conv3d.mma_kernel") as calls:
+    with cross_compile.recorded(*CONV) as calls:
         conv.launch(meta(4, h + edge, w + edge, c, dtype=BF16), weight, out, Geometry(), epilogue, 0, 2, here)
     return calls
 
@@ -248,7 +249,7 @@ def patch_calls(here: Target):
     """A last convolution whose channels hold 2x2 pixels, into bytes."""
     weight, x = Weight(meta(12, 27 * 256, dtype=BF16), 256, 12, (3, 3, 3)), meta(4, 362, 642, 256, dtype=BF16)
     epilogue = Epilogue(meta(12), pixels=BYTES, health=meta(1))
-    with cross_compile.recorded("conv3d.conv_kernel", "conv3d.mma_kernel") as calls:
+    with cross_compile.recorded(*CONV) as calls:
         conv.launch(x, weight, meta(2, 360, 640, 12, dtype=torch.uint8), Geometry(), epilogue, 0, 2, here)
     return calls
 

@@ -117,6 +117,30 @@ def test_taps_of_a_row_share_positions(asked, taps, depth):
 
 
 @pytest.mark.parametrize(
+    ("asked", "kernel"),
+    [
+        (dict(channels=256), "taps"),
+        (dict(channels=192), "taps"),
+        (dict(channels=128, outputs=512), "taps"),
+        (dict(channels=256, dtype=HALF), "mma"),
+        (dict(channels=256, width=33), "mma"),  # the rest share nothing
+        (dict(channels=256, stride=2), "mma"),
+        (dict(channels=96), "mma"),
+        (dict(channels=256, taps=1), "mma"),
+        (dict(channels=256, taps=5), "mma"),
+    ],
+    ids=str,
+)
+def test_positions_that_taps_share_stay_in_registers_in_int8(asked, kernel):
+    asked = {"width": WHOLE_PLANE, "dtype": INT8} | asked
+    for here in (*(capabilities("card", sm, (3, 6)) for sm in (80, 86, 89, 120)), prebuilt("card", FORMS["C"], "C")):
+        made = call(here, **asked)
+        assert made.kernel == f"conv3d.{kernel}_kernel"
+        assert kernel == "mma" or made.constants["SHARE"] == 3
+    assert call(capabilities("card", 90, (3, 6)), **asked).kernel == "conv3d.conv_kernel"
+
+
+@pytest.mark.parametrize(
     ("asked", "slices"),
     [
         (dict(), 2),
