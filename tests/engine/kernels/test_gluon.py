@@ -6,6 +6,7 @@ from zerowaste_vae.engine.kernels.cards import FORMS
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, dispatch
 from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.prebuilt.keys import aligned, key
+from zerowaste_vae.engine.kernels.prebuilt.library import library
 from zerowaste_vae.engine.kernels.targets import FP8, capabilities, prebuilt
 
 HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
@@ -194,3 +195,14 @@ def test_pairs_of_tiles_with_one_of_128_channels_run_in_eight_warps(dtype, outpu
     """In four they spill up to 1.6 KB a thread."""
     made = call(CARD, dtype, 576, outputs=outputs).constants
     assert (made["TAIL"], made["num_warps"]) == (tail, 8 if outputs > 96 else 4)
+
+
+def test_positions_that_taps_share_are_read_once():
+    """In the code that ships: a slice of three taps takes eight reads of positions, one more for each other tap and two
+    of weights for each, where taps on their own would take ten each."""
+    here = prebuilt("card", FORMS["A"], "A")
+    one = call(here, INT8, width=WHOLE_PLANE, bias=torch.empty(128, device="meta"))
+    text = library().kernel("A", key(one.kernel, one.arguments, one.constants)).ptx
+    slices = one.constants["BK"] // 32 * one.constants["STAGES"]
+    assert text.count(b"mma.sync") == slices * 3 * 32
+    assert text.count(b"ldmatrix") == slices * (8 + 2 + 3 * 2)
