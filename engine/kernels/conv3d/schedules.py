@@ -70,9 +70,9 @@ _MMA: dict[Layer, Schedule] = {
     Layer(_HALF, "shared", 192): Schedule(
         positions=256, columns=64, depth=32, warps=4, stages=2, group=16, shared=True
     ),
-    # TOP/s. 128: 766, 742; 256: 895, 883; 384: 943, 886; 512: 938, 913
+    # TOP/s (`taps.py`). 128: 811, 742; 256: 935, 883; 384: 937, 886; 512: 952, 913
     Layer("int8", "shared"): Schedule(positions=256, columns=128, depth=64, warps=8, stages=2, group=16, shared=True),
-    # 686, 638
+    # 707, 638
     Layer("int8", "shared", 192): Schedule(
         positions=256, columns=64, depth=64, warps=4, stages=2, group=4, shared=True
     ),
