@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -23,17 +24,7 @@ class Schedule:
     def tile(self, kernel: tuple[int, int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return rows and columns of a tile of queries, and of its keys' region: those with the fewest steps for each
         query whose `order` leaves other places than whole rows to the last step."""
-        found = []
-        for rows, columns in itertools.product(range(1, TERMS), repeat=2):
-            queries, (high, wide) = rows * columns, (rows + kernel[1] - 1, columns + kernel[2] - 1)
-            if rows > columns or rows + columns > TERMS or queries * self.frames > self.queries:
-                continue
-            for across in (wide, 1 << (wide - 1).bit_length()):
-                steps = -(-high * across // self.keys)
-                if high * whole(across) >= (steps - 1) * self.keys:
-                    found.append((steps / queries, -queries, (rows, columns), (high, across)))
-        *_, tile, size = min(found)
-        return tile, size
+        return _tile(self.queries, self.frames, self.keys, kernel)
 
 
 #: The longest window that tiles are made for.
@@ -44,3 +35,21 @@ SCHEDULES: dict[int, Schedule] = {80: _TWO, 90: _TWO, 100: _TWO, 120: _TWO}
 
 def pick(sm: int) -> Schedule:
     return of_generation(SCHEDULES, sm)
+
+
+@functools.cache  # every launch asks, and finding it takes 0.05 ms
+def _tile(
+    most: int, frames: int, keys: int, kernel: tuple[int, int, int]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return what `Schedule.tile` describes, for a schedule's queries, frames and keys."""
+    found = []
+    for rows, columns in itertools.product(range(1, TERMS), repeat=2):
+        queries, (high, wide) = rows * columns, (rows + kernel[1] - 1, columns + kernel[2] - 1)
+        if rows > columns or rows + columns > TERMS or queries * frames > most:
+            continue
+        for across in (wide, 1 << (wide - 1).bit_length()):
+            steps = -(-high * across // keys)
+            if high * whole(across) >= (steps - 1) * keys:
+                found.append((steps / queries, -queries, (rows, columns), (high, across)))
+    *_, tile, size = min(found)
+    return tile, size

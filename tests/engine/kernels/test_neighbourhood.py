@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.neighbourhood import Window, neighbourhood
+from zerowaste_vae.engine.kernels.neighbourhood import Window, neighbourhood, schedules
 from zerowaste_vae.engine.kernels.neighbourhood.schedules import pick
 from zerowaste_vae.engine.kernels.neighbourhood.windows import TERMS, order, whole
 
@@ -106,3 +106,12 @@ def test_tiles(kernel):
     rows = torch.arange(high * whole(wide)) // whole(wide) * wide + torch.arange(high * whole(wide)) % whole(wide)
     early = (-(-len(keys) // schedule.keys) - 1) * schedule.keys
     assert torch.equal(keys[:early], rows[:early])
+
+
+def test_tiles_are_found_once(monkeypatch):
+    """A launch takes less than looking for tiles among all."""
+    pick(90).tile((11, 9, 13))
+    monkeypatch.setattr(schedules.itertools, "product", lambda *of, **more: pytest.fail("looked for again"))
+    assert pick(90).tile((11, 9, 13))
+    with pytest.raises(pytest.fail.Exception):
+        pick(90).tile((11, 9, 12))
