@@ -17,6 +17,7 @@ from ..system.devices import empty_device_cache, keeps_blocks
 from .guard import Guard
 from .noise import FrameNoise
 from .passes import Clips, Emit, Part, Pass
+from .staging import StagedReader
 
 
 class PlainPass(Pass):
@@ -82,13 +83,14 @@ class PlainComponent:
         self, half: Half, spatial: int, temporal: int, scale: float, dtype: torch.dtype, device: torch.device,
         seed: int | None = None, overlap: bool = False, kind: str | None = None,
     ) -> None:  # fmt: skip
-        """overlap: results that come a few frames at a time are copied to the host while the next ones are made. kind:
-        as in `State`."""
+        """overlap: where results come a few frames at a time, they are copied to the host, and latents to the device,
+        while the next ones are made. kind: as in `State`."""
         self.program, self.spatial, self.temporal = half.program, spatial, temporal
         self._seed, self.ahead = seed, overlap and any(step.lazy for step in half.program.steps)
         self._decode_features = functools.partial(decode_features, seed=seed)
         self._decode_frames = functools.partial(decode_frames, seed=seed, kind=kind)
         self._half, self._scale, self._dtype, self._device = half, scale, dtype, device
+        self._reader = StagedReader(device, self.ahead)
 
     def whole(self, clips: Clips) -> PlainPass:
         half, steps, check, every = self._half, clips.plan.steps, clips.guard.tick.check, slice(None)
@@ -143,7 +145,8 @@ class PlainComponent:
         return FrameNoise(self._seed, frames, *sides, self._dtype, self._device)
 
     def _latents(self, part: Tensor) -> Tensor:
-        return (part[None].to(self._device, torch.float32) / self._scale).to(self._dtype)
+        there = self._reader.read(part[None].contiguous())
+        return (there.to(self._device, torch.float32) / self._scale).to(self._dtype)
 
     def _video(self, part: Tensor) -> Tensor:
         return to_network(part[None], self._device, self._half.input_type(self._dtype))

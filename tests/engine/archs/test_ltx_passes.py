@@ -9,6 +9,7 @@ from zerowaste_vae.engine.archs import ltx
 from zerowaste_vae.engine.archs.ltx_diffusion import ARCHITECTURE, KERNELS, LAST_KERNEL, STRIDES, Config
 from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.execution.noise import PART, FrameNoise
+from zerowaste_vae.engine.execution.staging import StagedReader
 from zerowaste_vae.engine.kernels.blocks import angles
 from zerowaste_vae.engine.kernels.blocks import dispatch as blocks
 from zerowaste_vae.engine.kernels.neighbourhood import dispatch as neighbourhood
@@ -200,3 +201,18 @@ def test_one_draw():
     whole = torch.randn(2, 3, frames, 8, 6, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
     for clip in range(2):
         assert torch.equal(torch.stack([made(i, clip) for i in range(frames)], 1), whole[clip])
+
+
+def test_latents_are_read_ahead(noise, monkeypatch):
+    """No latent waits for the GPU: each goes through page-locked memory, in one piece, although the clip's channels lie
+    far apart."""
+    vae, _ = small()
+    read, parts = StagedReader.read, []
+
+    def watched(self, part):
+        parts.append((tuple(part.shape), part.is_contiguous()))
+        return read(self, part)
+
+    monkeypatch.setattr(StagedReader, "read", watched)
+    vae.decode(noise(1, 16, 3, 2, 2))
+    assert parts == [((1, 16, 1, 2, 2), True)] * 3
