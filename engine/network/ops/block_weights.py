@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +58,23 @@ class Scales(NamedTuple):
     down: Tensor
 
 
+class Norms(NamedTuple):
+    """Norms of a block's queries and keys, float32 [2, head], and a number that no logit exceeds."""
+
+    values: Tensor
+    bound: float
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block]) -> list[Norms]:
+        """Take the norms of blocks with heads of one size. The host waits for the device once."""
+        queries = torch.stack([block.attn.q_norm.weight for block in blocks]).float()
+        keys = torch.stack([block.attn.k_norm.weight for block in blocks]).float()
+        head = queries.shape[1]
+        values = torch.stack((queries * head**-0.5, keys), 1)
+        bounds = [math.inf] * len(blocks) if values.is_meta else values.abs().amax(2).prod(1).tolist()
+        return [cls(*each) for each in zip(values, (head * bound for bound in bounds), strict=True)]
+
+
 @dataclass(frozen=True)
 class Weights:
     """A block's weights as its products take them. bound: no logit exceeds it. fused: the norms are part of the weights
@@ -75,24 +93,22 @@ class Weights:
     gates: list[Tensor]
     biases: list[Tensor] | None
     down: Tensor
-    context: Tensor | None
-    context_bias: Tensor | None
     bound: float
 
     @classmethod
     def of(
-        cls, block: Block, modulation: Tensor | None = None, context: nn.Linear | None = None, kind: str | None = None
+        cls, block: Block, norms: Norms, modulation: Sequence[Tensor] | None = None, kind: str | None = None
     ) -> Weights:
         """Take a block's weights.
 
         Args:
-            modulation: float32 [4, C]: scale and shift after the first norm, scale and shift after the second.
-            context: the product that is added to its input.
+            norms: the block's own.
+            modulation: float32 [C] each: scale and shift after the first norm, scale and shift after the second.
             kind: type of 8-bit operands, "fp8" or "int8", of a block that the fused products take; None: all are those
                 of the weights.
         """
         a, m, dtype = block.attn, block.mlp, block.attn.qkv.weight.dtype
-        width, head = a.proj.weight.shape[0], a.q_norm.weight.shape[0]
+        width, head = a.proj.weight.shape[0], norms.values.shape[1]
         # A CPU shows the numbers that a GPU's 8-bit kernels have.
         fused = kind is not None or kernels_for(a.qkv.weight.device, "auto") is not None
         fused = fused and fuses(width, head, dtype)
@@ -117,14 +133,11 @@ class Weights:
         proj_bias = a.proj.bias.float()
         if not fused:  # weights of a softmax sum up to 1: the values' bias reaches the result as it is
             proj_bias = proj_bias + a.proj.weight.float() @ qkv_bias[2 * width :]
-        norms = torch.stack((a.q_norm.weight.float() * head**-0.5, a.k_norm.weight.float()))
         qkv = normed(qkv, norm1)
         if narrow:
             (qkv, of_qkv), (gates[0], of_gates), (down, of_down) = (coded(t, kind) for t in (qkv, gates[0], down))
             scales = Scales(of_qkv, of_gates, of_down)
-        bound = math.inf if norms.is_meta else head * float(norms.abs().amax(1).prod())
         return cls(
-            fused, scales, norm1.to(dtype), qkv, qkv_bias.to(dtype), norms, a.proj.weight, proj_bias.to(dtype),
-            norm2.to(dtype), gates, None if biases is None else [b.to(dtype) for b in biases], down,
-            None if context is None else context.weight, None if context is None else context.bias, bound,
+            fused, scales, norm1.to(dtype), qkv, qkv_bias.to(dtype), norms.values, a.proj.weight, proj_bias.to(dtype),
+            norm2.to(dtype), gates, None if biases is None else [b.to(dtype) for b in biases], down, norms.bound,
         )  # fmt: skip

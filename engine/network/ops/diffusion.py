@@ -4,10 +4,10 @@ then blocks that see these features turn noise into pixels."""
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from ..program import Step
 from ..state import State
 from ..tree import graft
 from ..values import CAUSAL, Size, Style, Taps, Work
-from .block_weights import Block, Weight, Weights
+from .block_weights import Block, Norms, Weight, Weights
 from .conditioned import WAVES, waves_of
 from .diffusion_memory import needed
 from .neighbours import (
@@ -174,16 +174,18 @@ class NeighbourDecoder(Step):
         def row(first: int, last: int, left: Waiting) -> list[Station]:
             return [*self._up(part), *([Joined(left)] if first else ()), *pictures[first:last]]
 
-        return Passes(features, [functools.partial(row, *edge) for edge in pairwise(edges)], state.check)
+        return Passes(features, [functools.partial(row, *edge) for edge in itertools.pairwise(edges)], state.check)
 
     def _features(self, part: Part, begins: int) -> Iterator[Station]:
         """Yield the stations that turn latents into the last stage's tokens. begins: the first latent."""
         rate, last = 1, len(self.stages) - 1
+        blocks = [part(f"det_stages.{i}.{j}") for i, stage in enumerate(self.stages) for j in range(stage.layers)]
+        each = zip(blocks, Norms.of(blocks), strict=True)
         for i, stage in enumerate(self.stages):
             group = EARLY if i < last else GROUP
             yield Grouped(group)
-            for j in range(stage.layers):
-                weights = Weights.of(part(f"det_stages.{i}.{j}"))
+            for block, norms in itertools.islice(each, stage.layers):
+                weights = functools.partial(Weights.of, block, norms)
                 yield Attend(weights, stage.kernel, begins=rate * begins, group=group)
             yield Up(part(f"upsamples.{i}.proj"), stage.stride) if i < last else Dropped(self.ghosts * rate)
             rate *= stage.stride[0]
@@ -197,16 +199,15 @@ class NeighbourDecoder(Step):
     def _pictures(self, part: Part, state: State, begins: int = 0) -> Iterator[Station]:
         """Yield the stations that turn features into pixels. begins: the first frame."""
         blocks = [part(f"{self.name}.{i}") for i in range(self.layers)]
+        tables, norms = torch.stack([b.scale_shift_table for b in blocks]).float(), Norms.of(blocks)
+        keeps, last = self.sampling.velocity or self.sampling.steps > 1, self.layers - 1
         for step in range(self.sampling.steps):
-            vectors = self._vectors(part, step)
-            weights = [
-                Weights.of(b, (vectors + b.scale_shift_table.float())[list(USED)], b.context_proj, state.kind)
-                for b in blocks
-            ]
-            keeps = self.sampling.velocity or self.sampling.steps > 1
-            yield Enter(self.patch, part("conv_in_x_t"), weights[0], state.noise, keeps)
-            for i, own in enumerate(weights):
-                yield Attend(own, self.kernel, weights[i + 1] if i + 1 < len(weights) else None, begins)
+            made = self._vectors(part, step) + tables
+            yield Enter(self.patch, part("conv_in_x_t"), blocks[0].context_proj, state.noise, keeps)
+            for i, block in enumerate(blocks):
+                modulation = [made[i, used] for used in USED]  # a list of indices would be copied to the device
+                weights = functools.partial(Weights.of, block, norms[i], modulation, state.kind)
+                yield Attend(weights, self.kernel, blocks[i + 1].context_proj if i < last else None, begins)
             yield Leave(self.patch, part("norm_out").weight, part("conv_out"), self.sampling, step)
 
     def _vectors(self, part: Part, step: int) -> Tensor:

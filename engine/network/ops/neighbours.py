@@ -6,9 +6,10 @@ groups that depend on their place in the clip alone, so no bit depends on how ma
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -158,22 +159,38 @@ class Attend:
     """A block. It keeps the keys and values of the last frames, and groups of frames that wait for later ones."""
 
     def __init__(
-        self, weights: Weights, kernel: Kernel, after: Weights | None = None, begins: int = 0, group: int = GROUP
-    ) -> None:
+        self, weights: Callable[[], Weights], kernel: Kernel, after: nn.Linear | None = None, begins: int = 0,
+        group: int = GROUP,
+    ) -> None:  # fmt: skip
         """Prepare for a clip.
 
         Args:
-            after: the next block, if it adds a product of the context to its input: this block adds it.
+            weights: called when the first frames come: a GPU has work by then, and does not wait for this.
+            after: the product of the context that the next block adds to its input, if it does: this block adds it.
             begins: the clip's frame that comes first, where it is a part: its frames have their places in the clip.
             group: most frames that come together.
         """
         self._slots = slots(kernel, group)
-        self._w, self._kernel, self._after, self._begins = weights, kernel, after, begins
-        self._width, self._head = weights.proj.shape[0], weights.norms.shape[1]
-        self._ones = torch.ones_like(weights.norm2)
+        self._weights, self._kernel, self._after, self._begins = weights, kernel, after, begins
         self._keys: Tensor | None = None
         self._waiting: list[Frames] = []
         self._count = self._kept = self._first = 0  # frames that came, whose keys are kept, and that went on
+
+    @functools.cached_property
+    def _w(self) -> Weights:
+        return self._weights()
+
+    @functools.cached_property
+    def _ones(self) -> Tensor:
+        return torch.ones_like(self._w.norm2)
+
+    @property
+    def _width(self) -> int:
+        return self._w.proj.shape[0]
+
+    @property
+    def _head(self) -> int:
+        return self._w.norms.shape[1]
 
     def push(self, frames: Frames) -> Iterator[Frames]:
         self._waiting.append(frames)
@@ -225,8 +242,8 @@ class Attend:
                 found = x.new_empty(rows, columns // IN_SCALE, dtype=torch.float32)
             biases = None if w.biases is None else w.biases[0]
             gated_product(x, w.gates[0], biases, EPS, inner, columns=of_gates, scales=found)
-            more = None if after is None else (context, after.context)
-            bias = None if after is None else after.context_bias
+            more = None if after is None else (context, after.weight)
+            bias = None if after is None else after.bias
             added(x, inner, w.down, bias, more, columns=of_down, scales=found)
             return
         normed = torch.empty_like(x)
@@ -236,7 +253,7 @@ class Attend:
         for rows, own in zip(normed.split(ROWS), x.split(ROWS), strict=True):
             self._gated(rows, own)
         if after is not None:
-            x.add_(F.linear(context, after.context, after.context_bias))
+            x.add_(F.linear(context, after.weight, after.bias))
 
     def _gated(self, normed: Tensor, x: Tensor) -> None:
         """Add the gated products of some rows, in separate passes."""

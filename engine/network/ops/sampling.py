@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.tokens import normalised
-from .neighbours import EPS, Frames, Weights
+from .neighbours import EPS, Frames
 
 COLOURS = 3
 
@@ -39,9 +39,10 @@ class Enter:
     """Give frames of features their noise, or the picture of the step before, as tokens."""
 
     def __init__(
-        self, patch: int, linear: nn.Linear, first: Weights, noise: Callable[[int], Tensor] | None, keeps: bool
+        self, patch: int, linear: nn.Linear, first: nn.Linear, noise: Callable[[int], Tensor] | None, keeps: bool
     ) -> None:
-        """keeps: the picture so far is needed after the blocks."""
+        """first: the product of the context that the first block adds to its input. keeps: the picture so far is needed
+        after the blocks."""
         self._patch, self._linear, self._first, self._noise, self._keeps = patch, linear, first, noise, keeps
         self._count = 0
 
@@ -56,7 +57,7 @@ class Enter:
             noisy = torch.stack([to_patches(picture.to(context.dtype), self._patch) for picture in made])
             self._count += len(frames)
         tokens = F.linear(noisy.to(context.dtype), self._linear.weight, self._linear.bias)
-        tokens += F.linear(context, self._first.context, self._first.context_bias)
+        tokens += F.linear(context, self._first.weight, self._first.bias)
         yield Frames(tokens, frames.ends, context, noisy if self._keeps else None)
 
 

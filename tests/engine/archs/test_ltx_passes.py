@@ -216,3 +216,35 @@ def test_latents_are_read_ahead(noise, monkeypatch):
     monkeypatch.setattr(StagedReader, "read", watched)
     vae.decode(noise(1, 16, 3, 2, 2))
     assert parts == [((1, 16, 1, 2, 2), True)] * 3
+
+
+def test_weights_wait_for_frames(noise, monkeypatch):
+    """The host asks for the norms' largest values twice a clip, and makes a block's weights when its first frames
+    come."""
+    vae, decoder = small()
+    norms_of, weights_of, asked, made = block_weights.Norms.of, block_weights.Weights.of, [], []
+    monkeypatch.setattr(block_weights.Norms, "of", lambda blocks: asked.append(len(blocks)) or norms_of(blocks))
+    monkeypatch.setattr(block_weights.Weights, "of", lambda *given: made.append(given[0]) or weights_of(*given))
+    half, state = vae.model.decoder, State()
+    state.noise = lambda frame: torch.zeros(3, 64, 64)
+    for i, z in enumerate(noise(1, 16, 9, 2, 2).split(1, 2)):
+        state.ending = i == 8
+        frames = sum(x.shape[2] for x in decoder.each(half.part, z, state))
+        if not i:
+            assert not frames and not made and asked == [4, 3]
+    assert frames == 65 and asked == [4, 3] and len(made) == 4 + 3
+    assert made[-1] is half.part("diff_blocks.2")
+
+
+@torch.no_grad()
+def test_bounds():
+    """No query and key, as normalised, have a larger product than their block's bound."""
+    block = block_weights.Block(64, 32).requires_grad_(False)
+    torch.nn.init.normal_(block.attn.q_norm.weight)
+    torch.nn.init.normal_(block.attn.k_norm.weight)
+    one, (values, bound) = block_weights.Norms.of([block_weights.Block(64, 32), block])
+    assert one.bound == pytest.approx(32**0.5)
+    query, key = values
+    i = (query * key).abs().argmax()
+    assert torch.equal(key, block.attn.k_norm.weight) and torch.allclose(query, block.attn.q_norm.weight * 32**-0.5)
+    assert 32 * (query * key)[i].abs() <= bound == pytest.approx(32 * float(query.abs().max() * key.abs().max()))
