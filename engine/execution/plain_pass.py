@@ -49,7 +49,8 @@ class PlainPass(Pass):
             self._noise.corner = corner
         # Plans have every clip and tile begin with an empty cache. In blocks that the tile before had cut, two tiles of
         # SeedVR2 reserved 13.5 GB where 11.6 were planned (H200).
-        if keeps_blocks(self._guard.device):
+        # Freeing memory would wait for noise on its way to the host; that frees it when it is there.
+        if keeps_blocks(self._guard.device) and not (self._noise is not None and self._noise.copying):
             empty_device_cache()
         names, begins = [step.name for step in self._program.steps], self._begins(first)
         if not self._program.staged:
@@ -96,7 +97,7 @@ class PlainComponent:
         half, steps, check, every = self._half, clips.plan.steps, clips.guard.tick.check, slice(None)
         features, frames = self._decode_features, self._decode_frames
         if half.program.half == "decoder":
-            noise = self._noise(clips)
+            noise = self._noise(clips, self._room(clips))
 
             def decode(parts: Iterator[Tensor], place: Place | None) -> Iterator[Iterator[Tensor]]:
                 found = features(half, parts, check, place=place)
@@ -137,12 +138,20 @@ class PlainComponent:
             lambda parts, place: _each(encode_features(half, parts, steps, check, place=place)), _last, clips.guard,
         )  # fmt: skip
 
-    def _noise(self, clips: Clips) -> FrameNoise | None:
-        """Return the noise that the decoder begins with, if it does."""
+    def _noise(self, clips: Clips, room: int = 0) -> FrameNoise | None:
+        """Return the noise that the decoder begins with, if it does. room: as in `FrameNoise`."""
         if not self.program.noisy:
             return None
         frames, sides = self.program.frames(clips.latents), (self.spatial * n for n in (clips.height, clips.width))
-        return FrameNoise(self._seed, frames, *sides, self._dtype, self._device)
+        return FrameNoise(self._seed, frames, *sides, self._dtype, self._device, room=room)
+
+    def _room(self, clips: Clips) -> int:
+        """Return the bytes of the plan, beside the weights, that a decoder does not take before it needs its noise."""
+        if not self.ahead or not self.program.noisy:
+            return 0
+        size = clips.latents, clips.height, clips.width, self._dtype.itemsize
+        first = sum(step.memory(*size, 0, kernels=False) or 0 for step in self.program.steps)
+        return clips.plan.own_bytes - sum(p.nbytes for p in self._half.parameters()) - first
 
     def _latents(self, part: Tensor) -> Tensor:
         there = self._reader.read(part[None].contiguous())

@@ -95,7 +95,8 @@ class Step:
 
     def memory(self, latents: int, height: int, width: int, itemsize: int, passes: int = 1,
                kernels: bool = True) -> int | None:  # fmt: skip
-        """Return the most bytes of eager execution, with `kernels` of its own or without; None: a dry run finds it."""
+        """Return the most bytes of eager execution, with `kernels` of its own or without; None: a dry run finds it.
+        passes: 0 for the part of a noisy step before its first frames meet their noise."""
         return None
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Any:

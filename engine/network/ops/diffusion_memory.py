@@ -87,7 +87,7 @@ def needed(
         decoder: a NeighbourDecoder.
         latents: of the clip.
         height, width: of the latents.
-        passes: in which the clip goes through.
+        passes: in which the clip goes through; 0: until its first frames meet their noise.
         kernels: they run what is between products; False: torch's operators, in float32.
     """
     kernels = kernels and itemsize == 2
@@ -122,6 +122,8 @@ def needed(
     block = Held(frames, decoder.kernel, frame, kept, work(decoder.width, decoder.kernel, GROUP * tokens, across))
     pictures, ends = 11 * decoder.width**2, 8 * GROUP * pixels  # a block's weights; noise on its way, and results
     always = blocks * pictures * itemsize + PARTS
+    if passes == 0:
+        return itemsize * (most(features) + moving) + always
     if passes == 1:
         return itemsize * (most([*features, *[block] * blocks]) + moving + ends) + always
     # Frames that come from host memory, before the group's samples are made. They have blocks of memory of their own.

@@ -60,7 +60,12 @@ def test_devices(clip, monkeypatch):
     """Each makes a part, with the whole clip's noise, also that of a seed; each clip of a batch is as alone."""
     vae, z, whole = clip
     drawn, draw = [], noises.FrameNoise.__init__
-    monkeypatch.setattr(noises.FrameNoise, "__init__", lambda self, *of: drawn.append(of[1]) or draw(self, *of))
+
+    def noted(self, *of, **more):
+        drawn.append(of[1])
+        draw(self, *of, **more)
+
+    monkeypatch.setattr(noises.FrameNoise, "__init__", noted)
     assert torch.equal(vae.decode(z, devices=TWO), whole)
     assert len(vae.last_report.parts) == 2
     assert drawn == [8 * LATENTS - 7] * 2

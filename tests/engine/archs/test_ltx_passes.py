@@ -1,6 +1,8 @@
 """LTX-2.5's diffusion decoder in several passes of the whole clip, and the noise that waits beside it."""
 
+from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -120,10 +122,12 @@ def test_cancelling(noise, monkeypatch):
 
 @pytest.mark.parametrize("latents, count, kernels, most", [
     (2, 1, True, 1.15), (14, 1, True, 1.02), (8, 3, True, 1.1), (8, 9, True, 1.15), (8, 3, False, 1.3),
+    (2, 0, True, 2), (14, 0, True, 1.5), (14, 0, False, 3),
 ])  # fmt: skip
 def test_memory(latents, count, kernels, most, monkeypatch):
     """A clip states at least what its tensors take on the GPU at once, and little more, in passes and without kernels
-    too. Reference attention, which takes more, does not run dry."""
+    too; and what it takes before its first frames meet their noise (0 passes). Reference attention, which takes more,
+    does not run dry."""
     # Frames between passes are in host memory.
     monkeypatch.setattr(passes, "_parked", lambda x: x.shape)
     monkeypatch.setattr(passes, "uploaded", lambda shape, device: torch.empty(shape, device=META, dtype=torch.bfloat16))
@@ -137,7 +141,7 @@ def test_memory(latents, count, kernels, most, monkeypatch):
             for name in names:
                 monkeypatch.setattr(module, name, lambda *given, **named: None)
     memory, state = PeakMemory(), State()
-    state.passes = count
+    state.passes = count or 1
 
     def run():
         for i in range(latents):
@@ -146,7 +150,12 @@ def test_memory(latents, count, kernels, most, monkeypatch):
             for _ in decoder.each(z, state):
                 pass
 
-    with torch.no_grad():
+    def asked_for_noise(self, frames):
+        raise LookupError
+
+    with torch.no_grad(), suppress(LookupError):
+        if not count:
+            monkeypatch.setattr(sampling.Enter, "push", asked_for_noise)
         peak_bytes(run, memory)
     stated = ARCHITECTURE.published.config.decoder.memory(latents, *SIZE[1:], 2, count, kernels=kernels)
     assert memory.live <= stated <= most * memory.live
@@ -201,6 +210,21 @@ def test_one_draw():
     whole = torch.randn(2, 3, frames, 8, 6, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
     for clip in range(2):
         assert torch.equal(torch.stack([made(i, clip) for i in range(frames)], 1), whole[clip])
+
+
+def test_room_for_noise():
+    """The host goes on while noise is copied if plan and weights leave room for it; not where it waits for copies."""
+    vae, decoder = small()
+    plan = replace(vae.plan_decode(3, 2, 2), peak_bytes=GIB)
+    clips, half = SimpleNamespace(plan=plan, latents=3, height=2, width=2), vae._half("decoder", plan)
+    assert half.ahead
+    weights = sum(p.nbytes for p in vae.model.decoder.parameters())
+    assert half._room(clips) == GIB - weights - decoder.memory(3, 2, 2, 4, 0, kernels=False)
+    half.ahead = False
+    assert half._room(clips) == 0
+    # A draw for which the host waits leaves nothing behind.
+    made = FrameNoise(None, 3, 8, 6, torch.float32, torch.device("cpu"), room=GIB)
+    assert not made.copying
 
 
 def test_latents_are_read_ahead(noise, monkeypatch):

@@ -90,3 +90,27 @@ def test_noise(vae):
     whole = torch.randn(1, 3, frames, 704, 1280, generator=generator, device=device, dtype=torch.bfloat16)
     assert torch.equal(torch.stack([made(i) for i in range(frames)], 1), whole[0])
     assert more < 1.6 * whole.nbytes  # a part of it is laid out anew
+
+
+def test_noise_on_its_way(vae, monkeypatch):
+    """The host does not wait for noise for which there is room; it is complete, and its GPU memory free, when the first
+    frame is asked for. Frames are those of noise that was waited for."""
+    frames, device, begun = 2 * PART + 3, torch.device("cuda"), []
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    waited = FrameNoise(None, frames, 704, 1280, torch.bfloat16, device)
+    made = FrameNoise(None, frames, 704, 1280, torch.bfloat16, device, room=1 << 30)
+    assert made.copying and not waited.copying
+    assert not FrameNoise(None, frames, 704, 1280, torch.bfloat16, device, room=frames * 3 * 704 * 1280 * 2).copying
+    first = made(0)
+    assert not made.copying and torch.cuda.memory_reserved() - before < 32 << 20
+    assert torch.equal(first, waited(0)) and all(torch.equal(made(i), waited(i)) for i in range(frames))
+    z, settle = latents(5, 4, 6), FrameNoise.settle
+    monkeypatch.setattr(FrameNoise, "settle", lambda self: begun.append(self.copying) or settle(self))
+    whole = vae.decode(z)
+    assert begun[0] and not any(begun[1:])
+    vae.options = vae.options.switched(off=["async_offload"])
+    begun.clear()
+    assert torch.equal(vae.decode(z), whole) and not any(begun)
+    vae.options = vae.options.switched(on=["async_offload"])
