@@ -65,19 +65,28 @@ class Leave:
     """Turn tokens into the network's result, and that into the picture of the next step or the last one."""
 
     def __init__(self, patch: int, norm: Tensor, linear: nn.Linear, sampling: Sampling, step: int) -> None:
-        self._patch, self._norm, self._linear, self._sampling, self._step = patch, norm, linear, sampling, step
+        self._patch, self._norm, self._sampling, self._step = patch, norm, sampling, step
+        # Where nothing is combined with it, the result is made in the order of pixels: whole rows of a patch are copied
+        # to their places, not single values.
+        self._last = step == sampling.steps - 1
+        self._direct = self._last and not sampling.velocity
+        self._weight, self._bias = linear.weight, linear.bias
+        if self._direct:
+            order = (t.unflatten(0, (COLOURS, patch, patch)).transpose(0, 2) for t in (linear.weight, linear.bias))
+            self._weight, self._bias = (t.flatten(0, 2) for t in order)
 
     def push(self, frames: Frames) -> Iterator[Frames]:
         flat, s = frames.tokens.view(-1, frames.tokens.shape[-1]), self._sampling
         normed = torch.empty_like(flat)
         normalised(flat, self._norm, EPS, normed)
-        made = F.linear(normed, self._linear.weight, self._linear.bias).view(*frames.tokens.shape[:3], -1)
-        last, time = self._step == s.steps - 1, s.time(self._step)
-        if s.velocity or not last:
-            noisy = frames.noisy.float()
-            velocity = made.float() if s.velocity else (noisy - made.float()) / time
-            made = noisy - (time - s.time(self._step + 1)) * velocity
-        if last:
+        made = F.linear(normed, self._weight, self._bias).view(*frames.tokens.shape[:3], -1)
+        if self._direct:
+            yield Frames(from_rows(made, self._patch), frames.ends)
+            return
+        noisy, time = frames.noisy.float(), s.time(self._step)
+        velocity = made.float() if s.velocity else (noisy - made.float()) / time
+        made = noisy - (time - s.time(self._step + 1)) * velocity
+        if self._last:
             pixels = [from_patches(one.to(flat.dtype), self._patch) for one in made]
             yield Frames(torch.stack(pixels), frames.ends)
         else:
@@ -97,3 +106,11 @@ def from_patches(x: Tensor, patch: int) -> Tensor:
     h, w, c = x.shape
     parts = x.view(h, w, c // patch**2, patch, patch)
     return parts.permute(0, 4, 1, 3, 2).reshape(h * patch, w * patch, c // patch**2)
+
+
+def from_rows(x: Tensor, patch: int) -> Tensor:
+    """Turn patches [n, h, w, patch^2 * C], channels in the order (row, column, colour), into pictures
+    [n, H, W, C]."""
+    n, h, w, values = x.shape
+    rows = x.view(n, h, w, patch, values // patch).transpose(2, 3)
+    return rows.reshape(n, h * patch, w * patch, values // patch**2)

@@ -272,3 +272,18 @@ def test_bounds():
     i = (query * key).abs().argmax()
     assert torch.equal(key, block.attn.k_norm.weight) and torch.allclose(query, block.attn.q_norm.weight * 32**-0.5)
     assert 32 * (query * key)[i].abs() <= bound == pytest.approx(32 * float(query.abs().max() * key.abs().max()))
+
+
+def test_pixels_in_their_places():
+    """The result in the order of pixels has the pictures, and the bits, of that in the order of patches."""
+    linear, tokens = torch.nn.Linear(16, 48).requires_grad_(False), torch.randn(2, 3, 5, 16)
+    made = sampling.Leave(4, torch.ones(16), linear, ONE_STEP, 0)
+    (found,) = made.push(neighbours.Frames(tokens, True))
+    normed = tokens * (tokens.square().mean(3, keepdim=True) + 1e-6).rsqrt()
+    want = torch.stack([sampling.from_patches(one, 4) for one in linear(normed)])
+    assert found.ends and found.tokens.shape == (2, 12, 20, 3)
+    torch.testing.assert_close(found.tokens, want)
+    x = torch.randn(2, 3, 5, 48)
+    rows = x.unflatten(3, (3, 4, 4)).transpose(3, 5).flatten(3)
+    placed = torch.stack([sampling.from_patches(one, 4) for one in x])
+    assert torch.equal(sampling.from_rows(rows, 4), placed)
