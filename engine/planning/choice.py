@@ -13,7 +13,7 @@ import torch
 from .. import log
 from ..archs import Architecture
 from ..kernels.cards import TRITON
-from ..kernels.prebuilt.launch import preload
+from ..kernels.prebuilt.launch import preload, read_ahead
 from ..kernels.prebuilt.library import SetError, library
 from ..kernels.probe import give_up, works
 from ..kernels.targets import Target, projected, ways, without_kernels
@@ -59,6 +59,15 @@ class Choices:
             if not (found.kernels and self._probe) or works(self._device, found):
                 self._made[half] = able, found
 
+    def read_ahead(self, halves: Iterable[str]) -> None:
+        """Have the texts of the prebuilt kernels of components read in a thread, where such run here: their first run
+        would wait for them (0.2 s and more for SeedVR2's decoder on the host of an H200)."""
+        if self._device.type != "cuda" or not torch.cuda.is_available() or not self._walk.options.triton_fusion:
+            return
+        here = ways(self._device, self._walk.options.kernels)[0]  # the first choice; a component may run another
+        if here.set is not None:
+            read_ahead(self._index, here.way, map(self._use, halves))
+
     @contextmanager
     def loading(self, half: str) -> Iterator[None]:
         """Load the prebuilt kernels of a component while the block runs, in a thread beside it; in a new installation
@@ -71,12 +80,18 @@ class Choices:
         if here is None or here.set is None:
             yield
             return
-        use = use_id(*_model(self._walk, half), self._mode.kind, self._mode.half_accumulate)
-        index = torch.cuda.current_device() if self._device.index is None else self._device.index
         with ThreadPoolExecutor(1) as pool:
-            loaded = pool.submit(preload, index, here.way, use, min(THREADS, cores()))
+            loaded = pool.submit(preload, self._index, here.way, self._use(half), min(THREADS, cores()))
             yield
         loaded.result()
+
+    @property
+    def _index(self) -> int:
+        """The device's number, as torch counts."""
+        return torch.cuda.current_device() if self._device.index is None else self._device.index
+
+    def _use(self, half: str) -> str:
+        return use_id(*_model(self._walk, half), self._mode.kind, self._mode.half_accumulate)
 
     def lacks(self, half: str) -> str | None:
         """Return why no kernels run a component on this device; None: some do, or there is no CUDA GPU."""

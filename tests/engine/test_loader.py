@@ -7,6 +7,7 @@ from zerowaste_vae import Checkpoint, CheckpointError, InputError, demo_vae_path
 from zerowaste_vae.engine import log
 from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.loader import encoder_only
+from zerowaste_vae.engine.planning.choice import Choices
 
 from .archs.small import small
 
@@ -42,6 +43,17 @@ def test_decode_only_file(vae, vae_file, tmp_path, noise):
         only.encode(torch.rand(1, 16, 16, 3))
     with pytest.raises(InputError, match="decoder only"):
         only.plan_encode(1, 2, 2)
+
+
+def test_texts_of_kernels_are_asked_for_at_loading(vae_file, tmp_path, monkeypatch):
+    """And again under other options: a run would wait for them. Of components that are there, the decoder's first."""
+    asked = []
+    monkeypatch.setattr(Choices, "read_ahead", lambda self, halves: asked.append([self._walk.options, *halves]))
+    vae = load(vae_file, device="cpu")
+    vae.options = vae.options.switched(on=["winograd"])
+    assert asked[0][1:] == ["decoder", "encoder"] and asked[-1] == [vae.options, "decoder", "encoder"]
+    load(resave(vae_file, tmp_path / "d.safetensors", decoder_only), device="cpu")
+    assert asked[-1][1:] == ["decoder"]
 
 
 def test_incomplete_encoder_is_decode_only(vae_file, tmp_path):

@@ -13,7 +13,7 @@ import operator
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ..descriptor import Descriptor
 from .driver import MAP_ALIGNMENT, MAP_BYTES, Driver, driver
 from .errors import PrebuiltError
 from .keys import Key, aligned, key, type_of
-from .library import Compiled, Map, Text, library
+from .library import Compiled, Entry, Map, Text, library
 
 #: struct's letter of each kind of number among a kernel's parameters.
 _LETTERS = {"i32": "i", "i64": "q", "fp32": "f"}
@@ -31,6 +31,8 @@ _MOST_MAPS = 256
 _lock = threading.RLock()
 #: (device, form, the key's digest) -> the driver's handle.
 _loaded: dict[tuple[int, str, str], int] = {}
+#: (device, form, use) of which all kernels are loaded.
+_complete: set[tuple[int, str, str]] = set()
 #: A kernel that takes longer to load was not in the driver's cache: compiling the shortest takes 30 ms, reading it 0.4.
 _CACHED_SECONDS = 0.005
 
@@ -72,10 +74,17 @@ class Prebuilt:
         with _lock:
             if not library().has(self._form, wanted):
                 raise PrebuiltError(f"set {self._form} lacks a kernel that this run needs ({wanted})")
-            compiled = library().kernel(self._form, wanted)
-            function = _load(device, self._form, wanted.digest, compiled)
-            bound = self._bound[place] = Bound(driver(), device, function, compiled, arguments, wanted)
+            function = _loaded.get((device, self._form, wanted.digest))
+            if function is None:  # loaded ones need no text, which would have to be unpacked again
+                function = _load(device, self._form, wanted.digest, library().kernel(self._form, wanted))
+            entry = library().entry(self._form, wanted)
+            bound = self._bound[place] = Bound(driver(), device, function, entry, arguments, wanted)
         return bound
+
+
+def read_ahead(device: int, form: str, uses: Iterable[str]) -> None:
+    """Have the texts of uses unpacked in a thread, of which not all kernels are loaded. Arguments as of `preload`."""
+    library().read_ahead(form, [use for use in uses if (device, form, use) not in _complete])
 
 
 def preload(device: int, form: str, use: str, threads: int) -> None:
@@ -90,7 +99,17 @@ def preload(device: int, form: str, use: str, threads: int) -> None:
     Raises:
         PrebuiltError, SetError: as launches raise them.
     """
-    texts, warmed = sorted(library().texts(form, use), key=lambda text: len(text.ptx)), False
+    if (device, form, use) in _complete:
+        return
+    try:
+        _preload(device, form, library().texts(form, use), threads)
+    finally:
+        library().forget(form, use)
+    _complete.add((device, form, use))
+
+
+def _preload(device: int, form: str, texts: list[Text], threads: int) -> None:
+    texts, warmed = sorted(texts, key=lambda text: len(text.ptx)), False
     for i, text in enumerate(texts):
         began = time.perf_counter()
         with _lock:
@@ -115,12 +134,12 @@ class Bound:
     """
 
     def __init__(
-        self, driver: Driver, device: int, function: int, compiled: Compiled, arguments: Sequence[Any], wanted: Key
+        self, driver: Driver, device: int, function: int, entry: Entry, arguments: Sequence[Any], wanted: Key
     ) -> None:
         """arguments: of one launch, as an example. wanted: the kernel's key."""
         self._driver, self._device, self._function = driver, device, function
-        self._shared, self._threads = compiled.shared, 32 * compiled.warps
-        self._maps, self._count = compiled.maps, _leading(arguments)
+        self._shared, self._threads = entry.shared, 32 * entry.warps
+        self._maps, self._count = entry.maps, _leading(arguments)
         self._described = [i for i, a in enumerate(arguments) if isinstance(a, Descriptor)]
         self._aligned = aligned(wanted)
         kinds = wanted.types[self._count :]
@@ -129,9 +148,9 @@ class Bound:
         ends = (struct.calcsize(head + letters[: i + 1]) for i in range(len(letters)))
         self._numbers = [end - struct.calcsize(letter) for end, letter in zip(ends, letters, strict=True)]
         expected = sum(1 + 2 * len(a.shape) if isinstance(a, Descriptor) else 1 for a in arguments) + 2
-        if len(compiled.parameters) != expected or len(compiled.maps) != len(self._described):
-            raise PrebuiltError(f"{compiled.symbol} takes {len(compiled.parameters)} parameters, not {expected}: the "
-                                "set is of another version")  # fmt: skip
+        if len(entry.parameters) != expected or len(entry.maps) != len(self._described):
+            raise PrebuiltError(f"{entry.symbol} takes {len(entry.parameters)} parameters, not {expected}: the set is "
+                                "of another version")  # fmt: skip
         #: What tensor maps are made of -> frames ready to be packed, each used by one launch at a time.
         self._frames: dict[tuple[Any, ...], list[Frame]] = {}
 

@@ -1,7 +1,7 @@
 """The sets of compiled kernels that ship with this pack: `sets/index.json` and files of PTX beside it.
 
 A set is one form of the kernels, for the GPUs that it serves. Its PTX lies in parts, each one LZMA stream of kernels
-that are used together; a part is read when one of its kernels is asked for.
+that are used together; a part is read when one of its kernels is asked for, or in a thread before that (`read_ahead`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import json
 import lzma
 import os
 import threading
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -29,8 +32,13 @@ VARIABLE = "ZEROWASTE_SETS"
 MADE_OF = {"A": ("A",), "B": ("B", "A"), "C": ("C", "B", "A"), "D": ("D", "C", "B", "A")}
 _FORMAT = 1
 _CURE = "install this pack again"
-#: Parts whose PTX stays in memory (some 5 MB each): those of a half that is being loaded.
+#: Parts whose whole text stays in memory (up to 72 MB each), for kernels that are asked for one by one.
 _KEPT = 4
+#: Uses whose texts (some 8 MB each) wait in memory until they are loaded: those of the latest models.
+_WAITING = 4
+#: Bytes of a part that are unpacked at once. The largest part takes 0.11 s in pieces and 0.18 as a whole, whose pages
+#: are new memory.
+_PIECE = 256 << 10
 
 
 class SetError(InputError):
@@ -56,19 +64,25 @@ class Text(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """One kernel, ready for the driver.
+class Entry:
+    """How one kernel is launched.
 
-    ptx: text, without a final zero. symbol: of the entry. shared: bytes of dynamic shared memory. warps: of a block.
-    parameters: as `takes` says. maps: one for each "map" in them, in order.
+    symbol: its name in the text. shared: bytes of dynamic shared memory. warps: of a block. parameters: as `takes`
+    says. maps: one for each "map" in them, in order.
     """
 
-    ptx: bytes
     symbol: str
     shared: int
     warps: int
     parameters: tuple[str, ...]
-    maps: tuple[Map, ...] = ()
+    maps: tuple[Map, ...]
+
+
+@dataclass(frozen=True)
+class Compiled(Entry):
+    """One kernel, ready for the driver. ptx: text, without a final zero."""
+
+    ptx: bytes
 
 
 class Library:
@@ -96,6 +110,8 @@ class Library:
             raise SetError(f"{path} is damaged ({type(error).__name__}); {_CURE}") from error
         self._lock = threading.Lock()
         self._recent: dict[tuple[str, str], bytes] = {}
+        #: (form, use) -> the texts of its kernels, which a thread unpacks.
+        self._ahead: dict[tuple[str, str], Future[list[Text]]] = {}
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -115,22 +131,52 @@ class Library:
         """Return whether a form was made for a use (`planning.launches.use_id`): it has all kernels of that."""
         return use in self._covers.get(form, ())
 
+    def read_ahead(self, form: str, uses: Iterable[str]) -> None:
+        """Unpack the kernels of uses in a thread, one use after the other, so that `texts` finds them. They stay in
+        memory until `forget`. What is wrong with a file is raised by `texts`."""
+        with self._lock:
+            new = [use for use in uses if self.covers(form, use) and (form, use) not in self._ahead]
+            pool = ThreadPoolExecutor(1)
+            self._ahead.update({(form, use): pool.submit(self._unpacked, form, use) for use in new})
+            pool.shutdown(wait=False)  # its thread ends after them
+            while len(self._ahead) > _WAITING:
+                del self._ahead[next(iter(self._ahead))]
+
     def texts(self, form: str, use: str) -> list[Text]:
         """Return all kernels of a use that the form was made for; none of another. Raises SetError."""
+        with self._lock:
+            ahead = self._ahead.get((form, use))
+        return self._unpacked(form, use) if ahead is None else ahead.result()
+
+    def forget(self, form: str, use: str) -> None:
+        """Free the texts that are kept in memory of a use, which has been loaded, and of parts."""
+        with self._lock:
+            self._ahead.pop((form, use), None)
+            self._recent.clear()
+
+    def _unpacked(self, form: str, use: str) -> list[Text]:
         digests = [(name, digest) for name in MADE_OF[form] for digest in sorted(self._sets[name]["kernels"])]
-        found = (digests[number] for number in self._covers.get(form, {}).get(use, ()))
+        parts: dict[tuple[str, str], list[tuple[int, int, str, int]]] = defaultdict(list)
+        for name, digest in (digests[number] for number in self._covers.get(form, {}).get(use, ())):
+            part, at, length, shared = self._sets[name]["kernels"][digest][:4]
+            parts[name, part].append((at, length, digest, shared))
         texts = []
-        for name, (part, at, length, shared), digest in sorted(
-            (name, self._sets[name]["kernels"][digest][:4], digest) for name, digest in found
-        ):
-            ptx = self._text(name, part)[at : at + length]
-            symbol = ptx.partition(b".entry ")[2].partition(b"(")[0].decode()
-            texts.append(Text(digest, ptx, symbol, shared))
+        for (name, part), kernels in sorted(parts.items()):
+            kernels.sort()
+            places = [(at, length) for at, length, *_ in kernels]
+            for ptx, (_, _, digest, shared) in zip(self._pieces(name, part, places), kernels, strict=True):
+                symbol = ptx.partition(b".entry ")[2].partition(b"(")[0].decode()
+                texts.append(Text(digest, ptx, symbol, shared))
         return texts
 
     def has(self, form: str, key: Key) -> bool:
         """Return whether a form ("A" to "D") has a kernel."""
         return self._place(form, key) is not None
+
+    def entry(self, form: str, key: Key) -> Entry:
+        """Return how one kernel is launched, from the index alone. Raises KeyError where the form does not have it."""
+        *_, shared, warps, maps = self._found(form, key)[1]
+        return Entry(key.kernel.rpartition(".")[2], shared, warps, takes(key), tuple(self._maps[i] for i in maps))
 
     def kernel(self, form: str, key: Key) -> Compiled:
         """Return one kernel. Raises KeyError where the form does not have it, SetError where its file is damaged."""
@@ -138,20 +184,19 @@ class Library:
 
     def kernels(self, form: str, keys: Iterable[Key]) -> dict[Key, Compiled]:
         """Return several kernels, each part read once. Raises as `kernel`."""
-        places = {}
-        for key in keys:
-            place = self._place(form, key)
-            if place is None:
-                raise KeyError(f"form {form} has no {key}")
-            places[key] = place
+        places = {key: self._found(form, key) for key in keys}
         found = {}
-        for key, (name, (part, offset, length, shared, warps, maps)) in sorted(
+        for one, (name, (part, at, length, *_)) in sorted(
             places.items(), key=lambda item: (item[1][0], item[1][1][0])
         ):
-            text = self._text(name, part)[offset : offset + length]
-            described = tuple(self._maps[i] for i in maps)
-            found[key] = Compiled(text, key.kernel.rpartition(".")[2], shared, warps, takes(key), described)
+            found[one] = Compiled(**vars(self.entry(form, one)), ptx=self._text(name, part)[at : at + length])
         return found
+
+    def _found(self, form: str, key: Key) -> tuple[str, list[Any]]:
+        place = self._place(form, key)
+        if place is None:
+            raise KeyError(f"form {form} has no {key}")
+        return place
 
     def _place(self, form: str, key: Key) -> tuple[str, list[Any]] | None:
         for name in MADE_OF[form]:
@@ -165,24 +210,47 @@ class Library:
         with self._lock:
             text = self._recent.pop((name, part), None)
             if text is None:
-                text = self._read(self._sets[name]["parts"][part])
+                with self._opened(name, part) as packed:
+                    text = lzma.decompress(packed)
             self._recent[name, part] = text
             while len(self._recent) > _KEPT:
                 del self._recent[next(iter(self._recent))]
             return text
 
-    def _read(self, part: dict[str, Any]) -> bytes:
-        path = self.folder / part["file"]
+    def _pieces(self, name: str, part: str, places: Iterable[tuple[int, int]]) -> list[bytes]:
+        """Return pieces of a part's text, each from an offset on, of a length; in the order of their offsets. No more
+        is unpacked than up to the last of them."""
+        with self._lock:
+            whole = self._recent.get((name, part))
+        if whole is not None:
+            return [whole[at : at + length] for at, length in places]
+        with self._opened(name, part) as packed:
+            unpacker, held, begin, pieces = lzma.LZMADecompressor(), bytearray(), 0, []
+            for at, length in places:
+                while begin + len(held) < at + length:
+                    if unpacker.eof or (unpacker.needs_input and not packed):
+                        raise lzma.LZMAError("it ends early")
+                    passed = min(at - begin, len(held))
+                    del held[:passed]
+                    begin += passed
+                    held += unpacker.decompress(packed, _PIECE)
+                    packed = b""
+                pieces.append(bytes(held[at - begin : at - begin + length]))
+            return pieces
+
+    @contextmanager
+    def _opened(self, name: str, part: str) -> Iterator[bytes]:
+        """Yield a part's bytes, as they are packed; its errors in the block are one line."""
+        path = self.folder / self._sets[name]["parts"][part]["file"]
         try:
             packed = path.read_bytes()
-            if sha256(packed).hexdigest() != part["sha256"]:
+            if sha256(packed).hexdigest() != self._sets[name]["parts"][part]["sha256"]:
                 raise SetError(f"{path} is not the file that its index names (damaged or changed); {_CURE}")
-            text = lzma.decompress(packed)
+            yield packed
         except OSError as error:
             raise SetError(f"{path} cannot be read ({error.strerror or error}); {_CURE}") from error
         except lzma.LZMAError as error:
             raise SetError(f"{path} is damaged ({error}); {_CURE}") from error
-        return text
 
 
 def _checked(one: dict[str, Any]) -> dict[str, Any]:

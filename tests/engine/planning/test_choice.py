@@ -167,6 +167,24 @@ def test_loaded_first(machine, monkeypatch):
         pass
 
 
+def test_texts_are_read_before_a_run(machine, monkeypatch):
+    """Where prebuilt kernels are the first choice; nothing is launched or walked for it."""
+    asked = []
+    monkeypatch.setattr(choice, "read_ahead", lambda device, form, uses: asked.append((device, form, *uses)))
+    monkeypatch.setattr(choice, "needs", lambda *of: pytest.fail(f"walked {of[2]}"))
+    uses = [launches.use_id(DEFAULT, DEFAULT.published.config, half, torch.float16, DEFAULTS, "int8", False)
+            for half in ("decoder", "encoder")]  # fmt: skip
+    machine(120, mode=Mode("int8")).read_ahead(["decoder", "encoder"])
+    machine(90, options=replace(DEFAULTS, kernels="A"), mode=Mode("int8")).read_ahead(["encoder"])
+    assert asked == [(3, "C", *uses), (3, "A", uses[1])] and machine.launched == []
+    machine(90).read_ahead(["decoder"])  # Triton's kernels are compiled when they are launched
+    machine(86, options=replace(DEFAULTS, kernels="plain")).read_ahead(["decoder"])
+    machine(86, options=DEFAULTS.switched(off=["triton_fusion"])).read_ahead(["decoder"])
+    walk = FusedWalk(DEFAULT, DEFAULT.published.config, torch.float16, DEFAULTS)
+    Choices(walk, torch.device("cpu"), Mode()).read_ahead(["decoder"])
+    assert len(asked) == 2
+
+
 def test_a_card_that_is_not_here(machine):
     walk = machine(75)._walk
     assert [project(walk, "decoder", "a card", sm, Mode()).way for sm in (75, 86, 89, 90, 120)] == [

@@ -12,8 +12,8 @@ from zerowaste_vae.engine.kernels.launching import launcher, recording
 from zerowaste_vae.engine.kernels.prebuilt import launch as module
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
 from zerowaste_vae.engine.kernels.prebuilt.keys import key, takes
-from zerowaste_vae.engine.kernels.prebuilt.launch import Prebuilt, preload
-from zerowaste_vae.engine.kernels.prebuilt.library import Compiled, Map, Text
+from zerowaste_vae.engine.kernels.prebuilt.launch import Prebuilt, preload, read_ahead
+from zerowaste_vae.engine.kernels.prebuilt.library import Compiled, Entry, Map, SetError, Text
 from zerowaste_vae.engine.kernels.targets import capabilities, prebuilt
 
 KERNEL, FIXED = "conv3d.conv_kernel", {"C": 64, "num_warps": 8}
@@ -61,14 +61,18 @@ def fake(monkeypatch):
         def has(self, form, wanted):
             return here.has is None or wanted in here.has
 
-        def kernel(self, form, wanted):
+        def entry(self, form, wanted):
             here.parameters = takes(wanted)
             maps = [Map(3, 6, 2, (64, 32)) for one in wanted.types if one.startswith("map:")]
-            return Compiled(b"text", "conv_kernel", 65536, 8, here.parameters, tuple(maps))
+            return Entry("conv_kernel", 65536, 8, here.parameters, tuple(maps))
+
+        def kernel(self, form, wanted):
+            return Compiled(**vars(self.entry(form, wanted)), ptx=b"text")
 
     monkeypatch.setattr(module, "library", Library)
     monkeypatch.setattr(module, "driver", lambda: here)
     monkeypatch.setattr(module, "_loaded", {})
+    monkeypatch.setattr(module, "_complete", set())
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 2, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 40 + device, raising=False)
     return here
@@ -145,13 +149,13 @@ def test_threads_share_no_packed_block(fake, tensors):
 @pytest.mark.parametrize(("cached", "warmed"), [(3, []), (0, ["two", "conv_kernel"]), (1, ["conv_kernel"])])
 def test_kernels_of_a_use_are_loaded_once(fake, tensors, monkeypatch, cached, warmed):
     """After the first that the driver's cache lacks, the rest is compiled together, the longest first. A launch
-    then finds its own."""
+    then finds its own and asks for no text."""
     x, out = tensors
     wanted = key(KERNEL, [x, out, 1], FIXED)
     texts = [Text("b", b"short", "one", 0), Text(wanted.digest, b"a long text", "conv_kernel", 65536),
              Text("c", b"middle", "two", 0)]  # fmt: skip
     monkeypatch.setattr(module, "library", lambda known=module.library: SimpleNamespace(
-        has=known().has, kernel=known().kernel, texts=lambda form, use: texts))  # fmt: skip
+        has=known().has, entry=known().entry, texts=lambda form, use: texts, forget=lambda *use: None))  # fmt: skip
     clock, load = [0.0], fake.load
 
     def slowly(*of):
@@ -168,6 +172,37 @@ def test_kernels_of_a_use_are_loaded_once(fake, tensors, monkeypatch, cached, wa
     assert fake.calls == ([(2, [(text[name], name) for name in reversed(warmed)], 3)] if warmed else [])
     Prebuilt(KERNEL, "C")[(1,)](x, out, 1, **FIXED)
     assert len(fake.loaded) == 3 and fake.launched[0][1] == 3
+
+
+def test_texts_are_given_back_whatever_happens(fake, monkeypatch):
+    """A use is read once for each device, and again where that failed."""
+    calls, fails = [], [SetError("A.x.xz is damaged"), None, None]
+
+    def texts(form, use):
+        calls.append(("texts", form, use))
+        if (error := fails.pop(0)) is not None:
+            raise error
+        return [Text("a", b"text", "one", 0)]
+
+    monkeypatch.setattr(module, "library", lambda: SimpleNamespace(
+        texts=texts, forget=lambda *use: calls.append(("forget", *use)),
+        read_ahead=lambda form, uses: calls.append(("ahead", form, *uses))))  # fmt: skip
+    once = [("texts", "C", "one"), ("forget", "C", "one")]
+    with pytest.raises(SetError, match="damaged"):
+        preload(2, "C", "one", 3)
+    fake.refuses = "the driver refuses it"
+    with pytest.raises(PrebuiltError, match="refuses it"):
+        preload(2, "C", "one", 3)
+    assert calls == 2 * once
+    fake.refuses, fails[:] = None, [None, None]
+    preload(2, "C", "one", 3)
+    preload(2, "C", "one", 3)
+    assert calls == 3 * once
+    read_ahead(2, "C", ["one", "two"])
+    read_ahead(0, "C", ["one"])
+    assert calls[6:] == [("ahead", "C", "two"), ("ahead", "C", "one")]
+    preload(0, "C", "one", 3)
+    assert calls[8:] == once and [device for device, *_ in fake.loaded] == [2, 0]
 
 
 def test_a_kernel_that_the_set_lacks_is_named(fake, tensors):

@@ -2,10 +2,12 @@
 
 import json
 import lzma
+import threading
 from hashlib import sha256
 
 import pytest
 import torch
+from zerowaste_vae.engine.kernels.prebuilt import library as module
 from zerowaste_vae.engine.kernels.prebuilt.keys import key
 from zerowaste_vae.engine.kernels.prebuilt.library import Library, SetError
 
@@ -59,6 +61,115 @@ def test_form_knows_its_models(folder):
     assert {text.digest for text in texts} == {EIGHT.digest, SECOND.digest}
     assert [(text.symbol, text.shared) for text in texts if text.digest == EIGHT.digest] == [("doubling_kernel", 1024)]
     assert found.texts("B", "two") == found.texts("A", "one") == [] and not found.covers("A", "one")
+
+
+@pytest.fixture
+def covered(folder):
+    """The sets, made for uses "one" and "two" of form B: kernels of both sets, and of A alone."""
+    path = folder / "index.json"
+    index = json.loads(path.read_text())
+    order = [EIGHT.digest, *sorted((FIRST.digest, SECOND.digest))]
+    both = [order.index(SECOND.digest), order.index(FIRST.digest)]
+    index["sets"]["B"]["covers"] = {"one": [*both, 0], "two": both}
+    path.write_text(json.dumps(index))
+    return folder
+
+
+def test_texts_wait_in_memory_until_they_are_loaded(covered):
+    """Then they are gone: the files are read again."""
+    found, usual = Library(covered), Library(covered).texts("B", "one")
+    found.read_ahead("B", ["one", "two", "none"])
+    assert found.texts("B", "one") == usual and len(found.texts("B", "two")) == 2 and found.texts("B", "none") == []
+    (covered / "A.x.xz").unlink()
+    assert found.texts("B", "one") == usual
+    found.forget("B", "one")
+    with pytest.raises(SetError, match=r"A\.x\.xz"):
+        found.texts("B", "one")
+    assert len(found.texts("B", "two")) == 2
+
+
+def test_texts_of_few_models_wait(covered, monkeypatch):
+    monkeypatch.setattr(module, "_WAITING", 1)
+    found = Library(covered)
+    found.read_ahead("B", ["one", "two"])
+    assert list(found._ahead) == [("B", "two")] and len(found.texts("B", "one")) == 3
+
+
+def test_damage_found_ahead_is_said_where_texts_are_asked_for(covered):
+    """And a file that is whole again is read again."""
+    path = covered / "A.x.xz"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    found = Library(covered)
+    found.read_ahead("B", ["one"])
+    for _ in range(2):
+        with pytest.raises(SetError) as error:
+            found.texts("B", "one")
+        text = str(error.value)
+        assert "\n" not in text and str(path) in text and text.endswith("(damaged or changed); install this pack again")
+    path.write_bytes(whole)
+    found.forget("B", "one")
+    assert len(found.texts("B", "one")) == 3
+
+
+def test_reading_ahead_holds_nothing_up(covered, monkeypatch):
+    """Kernels, texts of others and the caller itself go on meanwhile; the same texts are unpacked once."""
+    go, begun, asked = threading.Event(), threading.Event(), []
+    usual = Library._unpacked
+
+    def slowly(self, form, use):
+        asked.append(use)
+        if use == "one":
+            begun.set()
+            assert go.wait(10)
+        return usual(self, form, use)
+
+    monkeypatch.setattr(Library, "_unpacked", slowly)
+    found = Library(covered)
+    found.read_ahead("B", ["one"])
+    assert begun.wait(10)
+    assert found.kernel("B", EIGHT).ptx == EIGHT_TEXT and len(found.texts("B", "two")) == 2
+    found.read_ahead("B", ["one"])
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(found.texts("B", "one"))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert [len(texts) for texts in results] == [3, 3, 3] and asked == ["one", "two"]
+
+
+@pytest.mark.parametrize("piece", [1, 3, 6, 10, 11, 1000])
+def test_pieces_are_those_of_the_whole_text(folder, monkeypatch, piece):
+    """However much is unpacked at once."""
+    monkeypatch.setattr(module, "_PIECE", piece)
+    found = Library(folder)
+    for places in ([(0, 10), (10, 6)], [(10, 6)], [(3, 2), (7, 5)], [(0, 0), (2, 3), (2, 3)], []):
+        assert found._pieces("A", "x", places) == [b"first textsecond"[at : at + n] for at, n in places]
+    with pytest.raises(SetError, match=r"A\.x\.xz is damaged \(it ends early\); install"):
+        found._pieces("A", "x", [(10, 7)])
+
+
+@pytest.mark.parametrize("left", [0, 20, -1])
+def test_a_file_that_was_packed_badly_is_named(folder, left):
+    """Its digest is right, its contents are no whole stream."""
+    index = json.loads((folder / "index.json").read_text())
+    packed = (folder / "A.x.xz").read_bytes()[:left]
+    (folder / "A.x.xz").write_bytes(packed)
+    index["sets"]["A"]["parts"]["x"]["sha256"] = sha256(packed).hexdigest()
+    (folder / "index.json").write_text(json.dumps(index))
+    assert "A.x.xz is damaged" in refused(folder, lambda found: found._pieces("A", "x", [(0, 17)]))
+    assert "A.x.xz is damaged" in refused(folder, lambda found: found.kernel("A", FIRST))
+
+
+def test_how_a_kernel_is_launched_needs_no_file(folder):
+    (folder / "A.x.xz").unlink()
+    entry = Library(folder).entry("B", FIRST)
+    assert (entry.symbol, entry.shared, entry.warps, entry.maps) == (
+        "doubling_kernel", 1024, 4, ((2, 6, 2, (128, 32)),))  # fmt: skip
+    with pytest.raises(KeyError):
+        Library(folder).entry("A", EIGHT)
 
 
 def test_gpus_are_served_by_what_is_there(folder):

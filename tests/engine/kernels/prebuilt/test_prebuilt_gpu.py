@@ -108,6 +108,22 @@ def test_streams_and_threads_do_not_move_a_bit(form, z):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_texts_are_read_while_a_vae_is_loaded(form, z, monkeypatch):
+    """And given back once the kernels are loaded, from the first run of a component on."""
+    monkeypatch.setattr(launch, "_complete", set())
+    vae = vae_of(form)
+    uses = {half: (form, vae._choices._use(half)) for half in ("decoder", "encoder")}
+    assert all(place in library()._ahead for place in uses.values())
+    whole = vae.decode(z)
+    assert [half for half, place in uses.items() if place in library()._ahead] == ["encoder"]
+    vae.encode(whole[0])
+    assert not any(place in library()._ahead for place in uses.values())
+    vae.release()
+    assert torch.equal(vae.decode(z), whole)
+    assert not any(place in library()._ahead for place in uses.values())
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_launch_from_any_thread(form):
     """Threads without a context, or with another one, launch as well."""
     driver = ctypes.CDLL("libcuda.so.1")
@@ -147,6 +163,7 @@ def test_refused_text_gives_way(form, z, fresh, monkeypatch, caplog):
 
     monkeypatch.setattr(launch.driver(), "load", refusing)
     monkeypatch.setattr(launch, "_loaded", {})
+    monkeypatch.setattr(launch, "_complete", set())
     monkeypatch.setattr("zerowaste_vae.engine.kernels.launching._launchers", {})
     vae = vae_of(form)
     with caplog.at_level(logging.WARNING):
