@@ -104,8 +104,7 @@ def encode(
         return last - first, video.height // s, video.width // s
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
-        walk = clip if plan.own is None else native_clip
-        return walk.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
+        return clip.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
 
     if program.unstreamed or (video.count is None and needs_length(core.architecture, program)):
         video.fill(clip.UNKNOWN)
@@ -120,7 +119,7 @@ def encode(
                 video.fill(t * (needed - 1) + 1)
             else:
                 video.drop(own.frames * (guard.finished[0] // own.latents))
-                video.fill(needed)
+                video.fill(own.frames * -(-needed // own.latents) + 1)  # latents depend on whether more follow
     yield from results.ready()
     report.clip = video.size
     report.complete = True

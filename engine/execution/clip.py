@@ -67,14 +67,21 @@ def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard,
     Yields: before each chunk, the number of latents whose frames must have arrived, unless the stream ends earlier.
     """
 
+    own = None if plan.own is None else half.program.own
+
     def length() -> int:
-        return UNKNOWN if video.count is None else (video.count - 1) // half.temporal + 1
+        if video.count is None:
+            return UNKNOWN
+        return (video.count - 1) // half.temporal + 1 if own is None else own.encoded(video.count)
 
     clips = Clips(half, video.batch, video.height, video.width, results.dtype, plan, guard, wanted.start, length,
                   lambda: min(wanted.stop, length()))  # fmt: skip
     clips.begin(results)
 
     def cut(clip: int, origin: int, first: int, end: int) -> Tensor:
+        if own is not None:
+            start = own.frames * (first // own.latents)
+            return video.frames(clip, start, start + own.frames)
         if half.program.piece:
             at = functools.partial(frame_at, latents=length(), frames=video.count, rate=half.temporal)
             return video.frames(clip, at(first), at(end))

@@ -32,7 +32,7 @@ from ..system.devices import empty_host_cache, numbered
 from ..tuning import kept
 from .calls import Calls
 from .components import FusedComponents, PlainComponents, other_half
-from .native_components import NativeComponent, NativeComponents
+from .native_components import NativeComponents, TileEncoder, TokenComponent
 from .passes import Half
 
 T = TypeVar("T", bound="Core")
@@ -273,7 +273,7 @@ class Core(Calls):
         machine = Machine.now(self.device, self._held(half), self._packed(other_half(half)))
         return machine.limits(request).shared(self.sharing, self.device)
 
-    def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half | NativeComponent:
+    def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half | TileEncoder | TokenComponent:
         """Return a component for one run. seed: of the noise that a decoder adds between its convolutions."""
         if plan.own is not None:
             return self._tiled.half(name, plan, self.device, self._fused.encoder, self._plain.there)

@@ -1,8 +1,8 @@
-"""Clips through a component that tiles itself: section by section, tile by tile, blended as the model defines it.
+"""Decode clips with a component that tiles itself: section by section, tile by tile, blended as the model defines it.
 
 It is a loop of its own beside clip.py's, for equal bits and for speed: batches of tiles cross sections and clips, and
 each tile is mixed on the device with its finished neighbours. There, one tile passes all its chunks before the next,
-and weighted pixels are summed in host memory, in any order."""
+and weighted pixels are summed in host memory, in any order. Encodes take clip.py's loop (native_components.py)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from ..kernels.observe import observed
-from ..network.native_tiles import NativeTiles, Section, Span
-from ..network.steps import UNKNOWN, Latents
+from ..network.native_tiles import Blend, NativeTiles, Section, Span, mix
+from ..network.steps import Latents
 from ..planning.plan import Plan
 from .guard import Guard, scoped
-from .native_components import NativeComponent
+from .native_components import TokenComponent
 from .regions import RegionWriter
 from .results import Results
-from .staging import StagedReader, StagedWriter
-from .video import Video
 
 #: Layout by which finished results are counted: there is no other way of tiling.
 LAYOUT = "its own tiles"
@@ -37,7 +35,7 @@ class _Tile(NamedTuple):
 
 
 def decode(
-    half: NativeComponent, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
+    half: TokenComponent, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
 ) -> Iterator[int]:
     """Decode latents [B, C, T, h, w] into the wanted frames of every clip. Args: those of `clip.decode`.
 
@@ -47,7 +45,7 @@ def decode(
 
 
 def _decode(
-    half: NativeComponent, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
+    half: TokenComponent, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
 ) -> Iterator[int]:
     own, (batch, _, latents, height, width) = half.program.own, z.shape
     rows, columns = own.spans(own.unit * height), own.spans(own.unit * width)
@@ -117,67 +115,6 @@ class _Cuts:
         return self._latents[:, :, y, x]
 
 
-class _Blend:
-    """Tiles of a frame, row by row: each is blended with the one above, then with the one to its left.
-
-    The parts of them that the next tiles need are kept, in the tiles' type; the arithmetic is in fp32."""
-
-    def __init__(
-        self, rows: Sequence[Span], columns: Sequence[Span], unit: int = 1, assembled: bool = False
-    ) -> None:  # fmt: skip
-        """Prepare for the given spans. unit: pixels of a span for each of a tile's pixels. assembled: neighbours are
-        taken as they are in the picture, blended with theirs; else as they came."""
-        self._assembled = assembled
-        self.rows, self.columns = ([_in(s, unit) for s in spans] for spans in (rows, columns))
-        self._above: dict[int, Tensor] = {}
-        self._left: Tensor | None = None
-
-    def add(self, i: int, j: int, tile: Tensor) -> Tensor:
-        """Blend tile [..., h, w]; return float32 without the part that belongs to the tiles below and to the right."""
-        row, column = self.rows[i], self.columns[j]
-        below = self.rows[i + 1] if i + 1 < len(self.rows) else None
-        right = self.columns[j + 1] if j + 1 < len(self.columns) else None
-        whole = tile.float() if tile.dtype != torch.float32 else tile.clone()
-        if row.shared:
-            _mix(self._above[j], whole[..., : row.shared, :], -2)
-        if column.shared:
-            _mix(self._left, whole[..., : column.shared], -1)
-        kept = whole if self._assembled else tile
-        if below is not None:
-            strip = kept[..., -below.shared :, :]
-            if self._assembled and column.shared:  # there the picture has this tile, no longer the one before
-                self._above[j - 1][..., -column.shared :] = strip[..., : column.shared]
-            self._above[j] = strip.to(tile.dtype, copy=True)
-        if right is not None:
-            self._left = kept[..., -right.shared :].to(tile.dtype, copy=True)
-        height, width = self.size(i, j)
-        return whole[..., :height, :width]
-
-    def size(self, i: int, j: int) -> tuple[int, int]:
-        """Return the rows and columns of the result of `add`."""
-        return _own_length(self.rows, i), _own_length(self.columns, j)
-
-
-def _in(span: Span, unit: int) -> Span:
-    start = span.start // unit
-    return Span(start, start + (span.end - span.start) // unit, span.shared // unit)
-
-
-def _own_length(spans: Sequence[Span], i: int) -> int:
-    return (spans[i + 1].start if i + 1 < len(spans) else spans[i].end) - spans[i].start
-
-
-def _mix(before: Tensor, here: Tensor, axis: int, shared: int = 0) -> None:
-    """Set here = before * (1 - n / shared) + here * n / shared in place, for its n-th place on the axis.
-
-    shared: number of all shared places, if `here` has only the first ones."""
-    count = here.shape[axis]
-    weight = torch.arange(count, device=here.device, dtype=torch.float32) / (shared or count)
-    shape = [1] * here.ndim
-    shape[axis] = count
-    here.lerp_(before.float(), 1.0 - weight.view(shape))
-
-
 class _Canvas:
     """Blends the tiles of one clip into finished pixels, without a whole frame ever being in memory.
 
@@ -188,7 +125,7 @@ class _Canvas:
         device: torch.device, blend: str = "separate",
     ) -> None:  # fmt: skip
         self.own, self.rows, self.columns, self.clip = own, rows, columns, clip
-        self._blend = _Blend(rows, columns, assembled=blend == "assembled")
+        self._blend = Blend(rows, columns, assembled=blend == "assembled")
         self._kept = torch.empty(3, own.blended, rows[-1].end, columns[-1].end, dtype=dtype, device=device)
         self._section, self._mixes = -1, False
         self._units = [torch.tensor(v, device=device).view(3, 1, 1, 1) for v in (own.deviation, own.mean)]
@@ -218,87 +155,10 @@ class _Canvas:
         if section.index != self._section:  # the section begins: it is mixed with the one before, if that was made
             self._section, self._mixes = section.index, section.index > 0 and section.index == self._section + 1
         if self._mixes:
-            _mix(kept[:, :shared], x[:, :shared], 1, own.blended)
+            mix(kept[:, :shared], x[:, :shared], 1, own.blended)
         health = x.sum()
         if not section.ends:
             kept.copy_(x[:, count:])
             x = x[:, :count]
         x = torch.addcmul(self._units[1], x, self._units[0]).clamp_(0.0, 1.0)
         return x.permute(1, 2, 3, 0), health
-
-
-# -- encode -----------------------------------------------------------------------------------------------------------
-
-
-def encode(
-    half: NativeComponent, video: Video, plan: Plan, results: Results, guard: Guard, wanted: range
-) -> Iterator[int]:
-    """Encode frames into the wanted moments [n, h, w, 2C] of every clip. Args: those of `clip.encode`.
-
-    Yields: before each section, the number of frames that must have arrived, unless the stream ends earlier.
-    """
-    own = half.program.own
-    if guard.begin(LAYOUT, results.given):
-        results.begin()
-
-    def length() -> int:
-        return UNKNOWN if video.count is None else own.encoded(video.count)
-
-    known = length()
-    guard.count(None if known == UNKNOWN else min(wanted.stop, known) - wanted.start, own.latents, video.batch)
-    rows, columns = own.spans(video.height), own.spans(video.width)
-    reader = StagedReader(guard.device, half.ahead)
-    with half.memory(guard), StagedWriter(results, own.latents, guard.device, guard.finish, half.ahead) as writer:
-        for clip in range(video.batch):
-            first = max(wanted.start, guard.finished[clip]) // own.latents
-            section = Section(first, 0, 0, own.frames * first, own.frames * (first + 1), 0)
-            while own.latents * section.index < min(wanted.stop, length()):
-                yield section.end + 1  # its last latents depend on whether more frames follow
-                if own.latents * section.index >= length():
-                    break
-                _encode_section(half, video, clip, section, (rows, columns), reader, writer, guard, wanted)
-                done = own.latents * (section.index - first + 1)
-                left = 0 if length() == UNKNOWN else max(0, min(wanted.stop, length()) - wanted.start - done)
-                guard.reach(clip, done, left)
-                section = Section(section.index + 1, 0, 0, section.end, section.end + own.frames, 0)
-
-
-def _encode_section(
-    half: NativeComponent, video: Video, clip: int, section: Section, spans: tuple[Sequence[Span], Sequence[Span]],
-    reader: StagedReader, writer: StagedWriter, guard: Guard, wanted: range,
-) -> None:  # fmt: skip
-    own, (rows, columns) = half.program.own, spans
-    frames = video.frames(clip, section.begin, section.end)
-    blend, moments, health = _Blend(rows, columns, own.unit), None, torch.zeros((), device=guard.device)
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            guard.tick.check()
-            cut = frames[:, row.start : row.end, column.start : column.end].contiguous()
-            tile, health_of = half.encode(filled(own, reader.read(cut), video.count))
-            part = blend.add(i, j, tile.permute(3, 0, 1, 2))
-            if moments is None:
-                size = blend.rows[-1].end, blend.columns[-1].end
-                moments = torch.empty(*part.shape[:2], *size, device=guard.device)
-            y, x = blend.rows[i].start, blend.columns[j].start
-            moments[:, :, y : y + part.shape[2], x : x + part.shape[3]] = part
-            health += health_of
-    first = own.latents * section.index
-    end = min(first + moments.shape[1], wanted.stop, own.encoded(video.count) if video.count else UNKNOWN)
-    at = max(first, wanted.start, guard.finished[clip])
-    if at < end:
-        writer.write(clip, at, moments[:, at - first : end - first].permute(1, 2, 3, 0), health)
-
-
-def filled(own: NativeTiles, frames: Tensor, count: int | None) -> Tensor:
-    """Return frames as float32 in the network's units, with the last one repeated to a whole section.
-
-    A clip of one frame stays one.
-
-    Args:
-        own: sizes of the network's tiles.
-        frames: [f, H, W, 3] in 0..1, or bytes.
-        count: frames of the clip; None while unknown.
-    """
-    x = own.in_units(frames)
-    missing = 0 if count == 1 else own.frames - len(x)
-    return torch.cat((x, x[-1:].expand(missing, -1, -1, -1))) if missing else x

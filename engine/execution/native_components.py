@@ -1,16 +1,17 @@
-"""Encoder and decoder of a model with native tiles (one that tiles itself), as execution/native_clip.py uses them."""
+"""Encoder and decoder of a model with native tiles (one that tiles itself), ready for clips."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
 from ..network.fused import FusedEncoder
+from ..network.native_tiles import Blend
 from ..network.plain import Half, Network
 from ..network.steps import Steps
 from ..network.stream import encode_features, encode_moments
@@ -20,7 +21,9 @@ from ..options import Options
 from ..planning.plan import Plan
 from ..system.devices import empty_device_cache
 from .guard import Guard
+from .passes import Clips, Emit, Part, Pass
 from .reuse import Runs, allocated
+from .staging import StagedReader
 
 
 class NativeComponents:
@@ -36,7 +39,7 @@ class NativeComponents:
     def half(
         self, name: str, plan: Plan, device: torch.device, fused: Callable[[], FusedEncoder],
         plain: Callable[[str, torch.device], Half],
-    ) -> NativeComponent:  # fmt: skip
+    ) -> TokenComponent | TileEncoder:  # fmt: skip
         """Return "encoder" or "decoder" for clips.
 
         Args:
@@ -78,26 +81,14 @@ class NativeComponents:
         return 0 if self._tokens is None else self._tokens.nbytes
 
 
-class NativeComponent:
-    """A component that tiles itself, ready to run on a device.
+class TokenComponent:
+    """A decoder made of a transformer.
 
     Attributes:
         program: the steps, with the sizes of the tiles.
         ahead: results may be copied to the host while the next ones are made.
-        dtype: of a decoder's pixels.
+        dtype: of pixels.
     """
-
-    program: TiledProgram
-    ahead: bool = False
-    dtype: torch.dtype = torch.float32
-
-    def memory(self, guard: Guard) -> AbstractContextManager[None]:
-        """Hold the component's memory inside."""
-        return nullcontext()
-
-
-class TokenComponent(NativeComponent):
-    """A decoder made of a transformer."""
 
     def __init__(
         self, network: TokenNetwork, program: TiledProgram, options: Options, plan: Plan, runs: Runs
@@ -131,12 +122,86 @@ class TokenComponent(NativeComponent):
         return self._network.decode(tiles, self._frame, check, run, through)
 
 
-class FusedTileEncoder(NativeComponent):
+class TileEncoder:
+    """An encoder that takes one tile after another, ready to run on a device.
+
+    Attributes: those of execution/passes.py's Half.
+    """
+
+    def __init__(self, program: TiledProgram, ahead: bool = False) -> None:
+        self.program, self.ahead = program, ahead
+        self.spatial, self.temporal = program.own.unit, program.own.rate
+
+    def whole(self, clips: Clips) -> SectionPass:
+        """Return the pass over clips in whole frames."""
+        return SectionPass(self, clips)
+
+    def memory(self, guard: Guard) -> AbstractContextManager[None]:
+        """Hold the encoder's memory inside."""
+        return nullcontext()
+
+    def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Return moments [T, h, w, 2C] float32 of a tile, and their health.
+
+        frames: [F, H, W, 3] float32 in the network's units."""
+        raise NotImplementedError
+
+
+class SectionPass(Pass):
+    """Takes clips through an encoder section by section: tile by tile, blended on the device."""
+
+    def __init__(self, half: TileEncoder, clips: Clips) -> None:
+        super().__init__(half.program, slice(None), clips.guard)
+        self._half, self._clips, self._own = half, clips, half.program.own
+        self._rows, self._columns = self._own.spans(clips.height), self._own.spans(clips.width)
+        self._reader = StagedReader(clips.guard.device, half.ahead)
+
+    def memory(self) -> AbstractContextManager[None]:
+        return self._half.memory(self._guard)
+
+    def begins(self, first: int) -> tuple[int]:
+        return (first // self._own.latents * self._own.latents,)
+
+    def begin(self, clip: int, first: int, left: object, corner: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+        return self.begins(first)[0], 0
+
+    def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
+        for part in parts:
+            emit(*self._encode(part.data))
+            yield
+
+    def _encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Return moments [n, h, w, 2C] of a section's frames, and their health."""
+        blend, moments = Blend(self._rows, self._columns, self._own.unit), None
+        health = torch.zeros((), device=self._guard.device)
+        for i, row in enumerate(self._rows):
+            for j, column in enumerate(self._columns):
+                self._guard.tick.check()
+                cut = frames[:, row.start : row.end, column.start : column.end].contiguous()
+                tile, health_of = self._half.encode(self._filled(self._reader.read(cut)))
+                part = blend.add(i, j, tile.permute(3, 0, 1, 2))
+                if moments is None:
+                    size = blend.rows[-1].end, blend.columns[-1].end
+                    moments = torch.empty(*part.shape[:2], *size, device=self._guard.device)
+                y, x = blend.rows[i].start, blend.columns[j].start
+                moments[:, :, y : y + part.shape[2], x : x + part.shape[3]] = part
+                health += health_of
+        return moments.permute(1, 2, 3, 0), health
+
+    def _filled(self, frames: Tensor) -> Tensor:
+        """Return frames [f, H, W, 3] in 0..1, or bytes, as float32 in the network's units, with the last one repeated
+        to a whole section. A clip of one frame stays one."""
+        x = self._own.in_units(frames)
+        missing = 0 if self._clips.latents == 1 else self._own.frames - len(x)
+        return torch.cat((x, x[-1:].expand(missing, -1, -1, -1))) if missing else x
+
+
+class FusedTileEncoder(TileEncoder):
     """An encoder on the fused operators, which takes one tile after another through one ExecutionContext."""
 
     def __init__(self, network: FusedEncoder, program: TiledProgram, options: Options, frames: int) -> None:
         """frames: per step at full size."""
-        self.program, self.ahead = program, options.overlap
+        super().__init__(program, options.overlap)
         self._network, self._frames = network, frames
         self._size: tuple[int, ...] | None = None
 
@@ -150,9 +215,6 @@ class FusedTileEncoder(NativeComponent):
             self._free()
 
     def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Return moments [T, h, w, 2C] float32 of a tile, and their health.
-
-        frames: [F, H, W, 3] float32 in the network's units."""
         if tuple(frames.shape) != self._size:
             self._free()
             run = self._network.tile_run(*frames.shape[:3], self._frames, frames.device)
@@ -168,11 +230,11 @@ class FusedTileEncoder(NativeComponent):
             held.__exit__(None, None, None)
 
 
-class PlainTileEncoder(NativeComponent):
-    """An encoder of plain modules; its `encode` is that of FusedTileEncoder."""
+class PlainTileEncoder(TileEncoder):
+    """An encoder of plain modules."""
 
     def __init__(self, half: Half, dtype: torch.dtype, steps: Steps) -> None:
-        self.program = half.program
+        super().__init__(half.program)
         self._half, self._type, self._steps = half, dtype, steps
 
     def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,10 @@
-"""Sections of frames and tiles of pixels of networks that tile themselves.
+"""Sections of frames and tiles of pixels of networks that tile themselves, and how tiles are blended.
 
-Both are part of the model, so no other tiling may be used for it."""
+All of it is part of the model, so no other tiling may be used for it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -130,3 +131,64 @@ class NativeTiles:
             start += self.size - shared
             out.append(Span(start, min(start + self.size, length), shared))
         return out
+
+
+class Blend:
+    """Tiles of a frame, row by row: each is blended with the one above, then with the one to its left.
+
+    The parts of them that the next tiles need are kept, in the tiles' type; the arithmetic is in fp32."""
+
+    def __init__(
+        self, rows: Sequence[Span], columns: Sequence[Span], unit: int = 1, assembled: bool = False
+    ) -> None:  # fmt: skip
+        """Prepare for the given spans. unit: pixels of a span for each of a tile's pixels. assembled: neighbours are
+        taken as they are in the picture, blended with theirs; else as they came."""
+        self._assembled = assembled
+        self.rows, self.columns = ([_in(s, unit) for s in spans] for spans in (rows, columns))
+        self._above: dict[int, Tensor] = {}
+        self._left: Tensor | None = None
+
+    def add(self, i: int, j: int, tile: Tensor) -> Tensor:
+        """Blend tile [..., h, w]; return float32 without the part that belongs to the tiles below and to the right."""
+        row, column = self.rows[i], self.columns[j]
+        below = self.rows[i + 1] if i + 1 < len(self.rows) else None
+        right = self.columns[j + 1] if j + 1 < len(self.columns) else None
+        whole = tile.float() if tile.dtype != torch.float32 else tile.clone()
+        if row.shared:
+            mix(self._above[j], whole[..., : row.shared, :], -2)
+        if column.shared:
+            mix(self._left, whole[..., : column.shared], -1)
+        kept = whole if self._assembled else tile
+        if below is not None:
+            strip = kept[..., -below.shared :, :]
+            if self._assembled and column.shared:  # there the picture has this tile, no longer the one before
+                self._above[j - 1][..., -column.shared :] = strip[..., : column.shared]
+            self._above[j] = strip.to(tile.dtype, copy=True)
+        if right is not None:
+            self._left = kept[..., -right.shared :].to(tile.dtype, copy=True)
+        height, width = self.size(i, j)
+        return whole[..., :height, :width]
+
+    def size(self, i: int, j: int) -> tuple[int, int]:
+        """Return the rows and columns of the result of `add`."""
+        return _own_length(self.rows, i), _own_length(self.columns, j)
+
+
+def _in(span: Span, unit: int) -> Span:
+    start = span.start // unit
+    return Span(start, start + (span.end - span.start) // unit, span.shared // unit)
+
+
+def _own_length(spans: Sequence[Span], i: int) -> int:
+    return (spans[i + 1].start if i + 1 < len(spans) else spans[i].end) - spans[i].start
+
+
+def mix(before: Tensor, here: Tensor, axis: int, shared: int = 0) -> None:
+    """Set here = before * (1 - n / shared) + here * n / shared in place, for its n-th place on the axis.
+
+    shared: number of all shared places, if `here` has only the first ones."""
+    count = here.shape[axis]
+    weight = torch.arange(count, device=here.device, dtype=torch.float32) / (shared or count)
+    shape = [1] * here.ndim
+    shape[axis] = count
+    here.lerp_(before.float(), 1.0 - weight.view(shape))
