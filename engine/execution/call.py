@@ -29,7 +29,7 @@ from ..runtime.pressure import out_of_memory
 from ..system.devices import empty_device_cache, free_cached, synchronize
 from ..system.memory import GIB
 from ..tuning import kept as tuning
-from . import clip, native_clip
+from . import clip
 from .components import other_half
 from .core import Core
 from .guard import Guard, NonFinite, scoped
@@ -71,8 +71,7 @@ def decode(
         report.noise = words_of_noise(seed, frames, core.spatial * h, core.spatial * w, core.dtype)
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
-        walk = clip if plan.own is None else native_clip
-        return walk.decode(vae._half("decoder", plan, seed), z, plan, results, guard, wanted)
+        return clip.decode(vae._half("decoder", plan, seed), z, plan, results, guard, wanted)
 
     samples = functools.partial(decoder_samples, z)
     plan = _planning(core, "decoder", lambda: (last - first, h, w), request, (0, 0), samples, guard.tick.check, made,

@@ -11,14 +11,18 @@ from torch import Tensor
 
 from ..network.steps import UNKNOWN, Latents, chunk_end, frame_at, frames_of
 from ..planning.plan import Plan
+from . import native_clip
 from .guard import Guard, scoped
+from .native_components import TokenComponent
 from .passes import Clips, Cut, Emit, Half, Part, Pass, Span
 from .results import Results
 from .staging import StagedWriter
 from .video import Video
 
 
-def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:
+def decode(
+    half: Half | TokenComponent, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
+) -> Iterator[int]:
     """Decode latents into the wanted frames of every clip.
 
     Args:
@@ -31,6 +35,9 @@ def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, w
 
     Yields: before each chunk, the number of latents that it needs by then.
     """
+    if plan.own is not None:
+        yield from native_clip.decode(half, z, plan, results, guard, wanted)
+        return
     batch, _, latents, height, width = z.shape
     clips = Clips(half, batch, height, width, results.dtype, plan, guard, wanted.start, lambda: latents,
                   lambda: wanted.stop)  # fmt: skip

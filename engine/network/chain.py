@@ -17,9 +17,8 @@ from ..precision.forms import Operands
 from ..runtime.context import ExecutionContext
 from .program import Step
 from .rolling import layers_of_both, through_both
-from .values import Size
+from .values import Result, Size, Sums
 
-Result = tuple[Tensor, Partials | None]
 #: Positions of frames that go through together in networks that see whole clips between steps of single frames.
 GROUP = 2 << 20
 
@@ -33,7 +32,7 @@ class Link:
     packed: Any
     groups: int
 
-    def __call__(self, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None) -> Result:
+    def __call__(self, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None) -> Result:
         first = run.done[self.step.name]
         run.done[self.step.name] += run.foresee(self.step.ahead(self.packed), x.shape[0], run.drains)[0]
         return self.step.run(self.packed, run, x, sums, out, self.groups, first)
@@ -126,7 +125,7 @@ def _together(run: ExecutionContext, size: Size) -> int:
 
 
 def _in_groups(
-    run: ExecutionContext, links: Sequence[Link], shapes: Sequence[Size], x: Tensor, sums: Partials | None,
+    run: ExecutionContext, links: Sequence[Link], shapes: Sequence[Size], x: Tensor, sums: Sums,
     out: Tensor | None, tops: tuple[int, int], count: int,
 ) -> Result:  # fmt: skip
     """Execute steps that see each frame by itself on `count` frames at a time: only their last result exists for the

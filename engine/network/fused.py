@@ -10,7 +10,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ..kernels.conv3d import Partials
 from ..kernels.to_pixels import BYTES, UNIT, Pixels
 from ..options import DEFAULTS, Options
 from ..precision.forms import Operands
@@ -22,7 +21,7 @@ from .ops import attention
 from .packed import tensor_bytes
 from .plain import Half
 from .steps import frames_of
-from .values import Size
+from .values import Size, Sums
 
 #: Tiles are clamped after they are blended.
 UNCLAMPED = Pixels(UNIT.gain, UNIT.offset, float("-inf"), float("inf"))
@@ -186,8 +185,7 @@ class FusedDecoder(Fused):
 
     def _drain(
         self, run: ExecutionContext, stages: Sequence[tuple[Link, ...]], going: int, size: Size, frames: int,
-        output: torch.dtype,
-        form: Pixels, emit: Emit,
+        output: torch.dtype, form: Pixels, emit: Emit,
     ) -> None:  # fmt: skip
         """Finish the frames still in progress, stage by stage: once no more input comes, a stage sees the frames that
         follow the clip, at as many of its convolutions at once as their memory has room for. `going` counts the links
@@ -238,8 +236,7 @@ class FusedDecoder(Fused):
 
     def _stage(
         self, run: ExecutionContext, stages: Sequence[tuple[Link, ...]], going: int, x: Tensor, frames: int,
-        output: torch.dtype,
-        form: Pixels, emit: Emit, outer: frozenset[tuple[int, int]] = frozenset(),
+        output: torch.dtype, form: Pixels, emit: Emit, outer: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
         """Execute one stage and all later ones, which take its result in steps. `going` counts the links of these
         stages that take part; `outer` has the resolutions that enclosing stages use."""
@@ -341,7 +338,7 @@ class FusedEncoder(Fused):
 
     def _steps(
         self, run: ExecutionContext, links: tuple[Link, ...], video: Tensor, frames: int, out: Tensor | None
-    ) -> Iterator[Partials | None]:
+    ) -> Iterator[Sums]:
         """Execute the links on `frames` frames at a time, into `out` if given; yield the sums of each piece."""
         for a, b in run.walk.spans(video.shape[0], frames):
             part = video[a:b]

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from .state import State
 from .steps import Steps, frame_at
-from .values import CAUSAL, Size, Style, Taps, Work
+from .values import CAUSAL, Result, Size, Style, Sums, Taps, Work
 
 if TYPE_CHECKING:
-    from ..kernels.conv3d import Partials
     from ..options import Options
     from ..precision.forms import Operands
     from ..runtime.context import ExecutionContext
@@ -103,8 +102,8 @@ class Step:
         """Return the weights as `run` reads them."""
         raise NotImplementedError
 
-    def run(self, packed: Any, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Any, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         """Return the result of x [D, H, W, C], in `out` where that is given, and its sums for a norm of `groups`.
 
         `first` is the clip's frame that x begins with. A step that is not `in_place` may still overwrite x.

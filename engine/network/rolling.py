@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.conv3d import Geometry, Partials
+from ..kernels.conv3d import Geometry
 from ..runtime.arena import ALIGN
 from ..runtime.context import ExecutionContext
 from ..runtime.rolling import Layer, rolled, rolls
 from ..runtime.weights import Conv
 from .program import Step
-from .values import Size
+from .values import Result, Size
 
 
 class Layered(Step):
@@ -56,9 +56,9 @@ def layers_of_both(
 
 
 def through_both(
-    run: ExecutionContext, layers: tuple[Layer, ...], around: Conv | None, x: Tensor, size: Size, tops: tuple[int,
-    int] | None
-) -> tuple[Tensor, Partials | None]:
+    run: ExecutionContext, layers: tuple[Layer, ...], around: Conv | None, x: Tensor, size: Size,
+    tops: tuple[int, int] | None,
+) -> Result:  # fmt: skip
     """Execute an upsampler and a block on x.
 
     Args:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..kernels.conv3d import Partials
 
 Head = Literal["replicate", "zero"]
 Border = Literal["zero", "replicate", "reflect"]
+#: Sums of a tensor for the norm that reads it, where there is such a norm; result of a step in fused execution.
+Sums: TypeAlias = "Partials | None"
+Result: TypeAlias = "tuple[Tensor, Sums]"
 
 
 class Size(NamedTuple):

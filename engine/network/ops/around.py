@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Partials, Weight, pack_weight
+from ...kernels.conv3d import Weight, pack_weight
 from ...kernels.duplicate import duplicate
 from ...options import Options
 from ...precision.forms import Operands
@@ -18,7 +18,7 @@ from ...runtime.weights import Conv
 from ..chain import Link, given, pack_chain, through
 from ..program import Step
 from ..state import State
-from ..values import CAUSAL, Size, Style, Taps, Work
+from ..values import CAUSAL, Result, Size, Style, Sums, Taps, Work
 from .shortcut import mean
 
 
@@ -128,9 +128,8 @@ class Around(Step):
         means = Conv(f"{self.name} average", pack_weight(kernel, dtype), None, stride=(z, s, s))
         return Average(means, lead)
 
-    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         starts, size = first == 0, Size(*x.shape)
         if self.resamples:
             self._shortcut(packed, run, x, out, starts)

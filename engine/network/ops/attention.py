@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Partials
 from ...options import Options
 from ...precision.forms import Operands
 from ...runtime.context import ExecutionContext
@@ -20,7 +19,7 @@ from ..packed import norm_of
 from ..program import Step
 from ..state import State
 from ..tree import find, graft
-from ..values import CAUSAL, Size, Style, Taps, Work
+from ..values import CAUSAL, Result, Size, Style, Sums, Taps, Work
 from .conv import ClipConv
 from .norm import Norm, Normed
 
@@ -129,9 +128,8 @@ class Attention(Normed):
         q, k, v, out = ((weight.to(dtype).t(), bias.to(dtype)) for weight, bias in block.projections())
         return Packed(norm_of(block.normed()), q, k, v, out, options.flash_attention, self.whole)
 
-    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         return x, run.attend(packed, x, sums)
 
     def taps(self, style: Style) -> Taps:

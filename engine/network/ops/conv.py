@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels import exact
-from ...kernels.conv3d import Partials
 from ...kernels.precision import tf32_asked
 from ...options import Options
 from ...precision.forms import Operands
@@ -23,7 +22,7 @@ from ..packed import conv_of
 from ..program import Step
 from ..state import State
 from ..tree import find, graft
-from ..values import CAUSAL, Border, Size, Style, Taps, Work
+from ..values import CAUSAL, Border, Result, Size, Style, Sums, Taps, Work
 
 
 def _as_products(x: Tensor) -> bool:
@@ -213,9 +212,8 @@ class Conv(Between):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         return conv_of(part(self.name), operands)
 
-    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         x = x[:, : out.shape[1], : out.shape[2]]
         if self.repeats and not run.dry:
             out.unflatten(3, (self.c_in, -1)).copy_(x[..., None])

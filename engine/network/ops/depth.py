@@ -11,13 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Geometry, Partials, pack_weight
+from ...kernels.conv3d import Geometry, pack_weight
 from ...options import Options
 from ...precision.forms import Operands
 from ...runtime.context import COPY, ExecutionContext
 from ...runtime.weights import Conv
 from ..state import State, grouped
-from ..values import CAUSAL, Size, Style, Taps, Work
+from ..values import CAUSAL, Result, Size, Style, Sums, Taps, Work
 from .conv import Between, ClipConv, Matrix, OneConv, conv_work, styled, taps_of
 from .shortcut import mean
 
@@ -147,9 +147,8 @@ class DepthUp(ToSamples):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         return self.packed(part(self.name).convolution, operands.dtype)
 
-    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         frames, rows, _ = self.stride
         made, _ = run.foresee(self.ahead(packed), x.shape[0], run.drains)
         lead = int(first == 0 and made > 0 and frames > 1)
@@ -251,9 +250,8 @@ class LinearUp(ToSamples):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
         return self.packed(part(self.name), operands.dtype)
 
-    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         lead = int(first == 0)
         if lead:
             run.pointwise(packed.last, x[:1], out[:1])

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Geometry, Partials, pack_weight
+from ...kernels.conv3d import Geometry, pack_weight
 from ...kernels.precision import exact_math
 from ...options import Options
 from ...precision.forms import Operands
@@ -18,7 +18,7 @@ from ...runtime.weights import Conv
 from ..packed import conv_of
 from ..program import Resampling
 from ..state import State
-from ..values import CAUSAL, Size, Style, Taps, Work
+from ..values import CAUSAL, Result, Size, Style, Sums, Taps, Work
 from .conv import ClipConv, FrameConv, OneConv, conv_work
 
 
@@ -76,9 +76,8 @@ class StridedDown(Resampling):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
         return conv_of(part(self.name).convolution, operands, normed=False)
 
-    def run(self, packed: Conv, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Conv, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         if self.centred:
             # The first frame counts twice, as its own partner: the following results start one frame later, not two.
             lead = int(self.temporal and first == 0)
@@ -166,9 +165,8 @@ class FrameDown(Resampling):
             bias = time.bias.float() + taps.sum(2) @ conv.bias.float()
         return Packed(Conv(time.key, pack_weight(kernel, dtype), bias, stride=(2, 2, 2)), lead)
 
-    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         self.onto(packed, run, x, out, first, add=False)
         return out, None
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import norm_act
-from ...kernels.conv3d import Partials, pack_weight
+from ...kernels.conv3d import pack_weight
 from ...kernels.to_pixels import MOST_OUTPUTS, columns_weight
 from ...kernels.to_pixels import Pixels as Form
 from ...options import Options
@@ -23,7 +23,7 @@ from ..packed import clip_kernel, conv_of, norm_of
 from ..program import Step
 from ..state import State
 from ..tree import find, graft
-from ..values import CAUSAL, Size, Style, Taps, Work
+from ..values import CAUSAL, Result, Size, Style, Sums, Taps, Work
 from .conv import Between, ClipConv, Matrix, conv_work, pointwise, styled, taps_of
 from .norm import Norm, Normed
 from .shortcut import mean
@@ -65,9 +65,8 @@ class Patches(Step):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> None:
         return None
 
-    def run(self, packed: None, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: None, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         (f, h, w, _), n = out.shape, self.patch
         blocks = x[:, : n * h, : n * w].unflatten(2, (w, n)).unflatten(1, (h, n)).permute(0, 1, 3, 5, 4, 2)
         out.view(f, h, w, 3, n, n).copy_(blocks)
@@ -132,9 +131,8 @@ class Linear(Step):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedLinear:
         return PackedLinear.of(part(self.name))
 
-    def run(self, packed: PackedLinear, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: PackedLinear, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         if not run.dry:  # frame by frame, so that the product does not depend on the chunk
             for source, target in zip(x.float(), out, strict=True):
                 flat = source.reshape(-1, self.width)
@@ -216,9 +214,8 @@ class Moments(_End):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
         return PackedEnd(norm_of(part(self.norm_name)), conv_of(part(self.name), operands))
 
-    def run(self, packed: PackedEnd, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: PackedEnd, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         if out is None:
             out = run.arena.take((*x.shape[:3], self.width), torch.float32)
         if self.means and not run.dry:
@@ -262,7 +259,7 @@ class Pixels(_End):
         columns = columns_weight(weight) if self.colours <= MOST_OUTPUTS else None
         return PackedEnd(norm, Output(conv.key, weight, conv.bias.float(), columns))
 
-    def store(self, packed: PackedEnd, run: ExecutionContext, x: Tensor, sums: Partials | None, output: torch.dtype,
+    def store(self, packed: PackedEnd, run: ExecutionContext, x: Tensor, sums: Sums, output: torch.dtype,
               form: Form) -> Tensor:  # fmt: skip
         """Return finished pixels [D, H * patch, W * patch, colours] of type `output` for x [D, H, W, C]."""
         _, h, w, _ = x.shape
@@ -351,9 +348,8 @@ class Pointwise(Between):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedLinear:
         return PackedLinear.of(self._layer(part))
 
-    def run(self, packed: PackedLinear, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: PackedLinear, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         if not run.dry:  # frame by frame, so that the product does not depend on the chunk
             for source, target in zip(x, out, strict=True):
                 flat = source.float().reshape(-1, self.c_in)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import norm_act
-from ...kernels.conv3d import Partials, Weight, pack_weight
+from ...kernels.conv3d import Weight, pack_weight
 from ...kernels.to_pixels import Pixels as Form
 from ...options import Options
 from ...precision.forms import Balancer, Operands
@@ -23,7 +23,7 @@ from ..packed import norm_of, packed_conv
 from ..program import Step
 from ..state import State
 from ..tree import find, graft
-from ..values import CAUSAL, Size, Style, Taps, Work
+from ..values import CAUSAL, Result, Size, Style, Sums, Taps, Work
 from . import ends
 from .conv import ClipConv, FrameConv, conv_work
 from .norm import Group
@@ -100,9 +100,8 @@ class TimeRes(Step):
         share = _share(part(self.mix))
         return Packed(norm_of(norm1), _conv_of(conv1, operands), norm_of(norm2), _conv_of(conv2, operands, share))
 
-    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         """Add the block's result to x, all frames of a clip. A plan that spares memory makes the tensor between the
         convolutions twice."""
         layers = Layer(packed.conv1, packed.norm1, self.groups), Layer(packed.conv2, packed.norm2, groups)
@@ -168,7 +167,7 @@ class TimePixels(ends.Pixels):
         taps = time.weight.float()[..., 0, 0].permute(2, 1, 0).contiguous()
         return PackedPixels(super().pack(part, operands, options), taps, time.bias.float())
 
-    def store(self, packed: PackedPixels, run: ExecutionContext, x: Tensor, sums: Partials | None,
+    def store(self, packed: PackedPixels, run: ExecutionContext, x: Tensor, sums: Sums,
               output: torch.dtype, form: Form) -> Tensor:  # fmt: skip
         """Return finished pixels [T, H, W, colours] of type `output` for x [T, H, W, C], all frames of a clip."""
         frames, h, w, _ = x.shape

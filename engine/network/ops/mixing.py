@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Partials
 from ...kernels.mixing import blocks, gates, layer_normed, mixed
 from ...options import Options
 from ...precision.forms import Operands
@@ -18,7 +17,7 @@ from ...runtime.context import ExecutionContext
 from ..program import Step
 from ..state import State
 from ..tree import graft
-from ..values import CAUSAL, Size, Style, Work
+from ..values import CAUSAL, Result, Size, Style, Sums, Work
 from .conditioned import waves_of
 from .conv import FrameConv, conv_work
 from .diffusion import Embedding
@@ -172,9 +171,8 @@ class Mix(Step):
             matrix(block.conv4, dtype), matrix(block.conv5, dtype, gate2)[0], block.conv5.bias.float() * gate2,
         )  # fmt: skip
 
-    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         """Return x, picture by picture, so that a product does not depend on the chunk."""
         p, (_, h, w, _), c = packed, x.shape, self.width
         n = h * w

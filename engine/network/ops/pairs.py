@@ -9,13 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Partials
 from ...options import Options
 from ...precision.forms import Operands
 from ...runtime.context import ExecutionContext
 from ..program import Step
 from ..state import State
-from ..values import Size
+from ..values import Result, Size, Sums
 
 
 class _Pairs(Step):
@@ -42,9 +41,8 @@ class DoubledFrames(_Pairs):
         lead = x.shape[2] % 2
         return torch.cat((x[:, :, :lead], x[:, :, lead:].repeat_interleave(2, 2)), 2)
 
-    def run(self, packed: None, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: None, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         if not run.dry:
             lead = x.shape[0] % 2
             out[:lead].copy_(x[:lead])
@@ -66,9 +64,8 @@ class MeanFrames(_Pairs):
         lead = x.shape[2] % 2
         return torch.cat((x[:, :, :lead], x[:, :, lead:].unflatten(2, (-1, 2)).mean(3)), 2)
 
-    def run(self, packed: None, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: None, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         if not run.dry:
             lead = x.shape[0] % 2
             out[:lead].copy_(x[:lead])

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Partials
 from ...kernels.mixing import layer_normed
 from ...kernels.norm_act import Norm as PackedNorm
 from ...kernels.patch_pixels import PatchNetwork, patch_pixels
@@ -25,7 +24,7 @@ from ..packed import conv_of, norm_of
 from ..program import Step
 from ..state import State
 from ..tree import graft
-from ..values import CAUSAL, Size, Style, Work
+from ..values import CAUSAL, Result, Size, Style, Sums, Work
 from .conv import FrameConv, conv_work, styled
 from .ends import _End
 from .mixing import EPS, Matrix, matrix, over_channels
@@ -67,9 +66,8 @@ class PatchEmbed(Step):
     def pack(self, part: Part, operands: Operands, options: Options) -> Matrix:
         return matrix(part(self.name), operands.dtype)
 
-    def run(self, packed: Matrix, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Matrix, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         _, h, w, _ = out.shape
         n, (weight, bias) = self.patch, packed
         with run.arena.scope():
@@ -116,9 +114,8 @@ class Fuse(Step):
         bias = last.bias.double() + one @ down.bias.double() + two @ other.bias.double()
         return (one @ down.weight.double().flatten(1)).t().to(dtype), bias.to(dtype)
 
-    def run(self, packed: Matrix, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Matrix, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         weight, bias = packed
         for picture, target in zip(x, out, strict=True) if not run.dry else ():
             run.attempt(torch.addmm, bias, picture.view(-1, self.c_in), weight, out=target.view(-1, self.c_out))
@@ -153,8 +150,8 @@ class LayerMoments(Step):
         norm = part(self.norm_name)
         return (norm.weight.float(), norm.bias.float()), matrix(part(self.name), torch.float32)
 
-    def run(self, packed: tuple[Matrix, Matrix], run: ExecutionContext, x: Tensor, sums: Partials | None,
-            out: Tensor | None, groups: int, first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: tuple[Matrix, Matrix], run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None,
+            groups: int, first: int) -> Result:  # fmt: skip
         norm, (weight, bias) = packed
         with run.arena.scope():
             normed = run.arena.take((x.shape[1] * x.shape[2], self.c_in), torch.float32)
@@ -214,9 +211,8 @@ class Twice(_End):
         product = layer.weight[:, self.zeros :].flatten(1).t().to(operands.dtype), layer.bias.to(operands.dtype)
         return PackedTwice(norm_of(part(self.norm_name)), conv_of(part(self.name), operands), product)
 
-    def run(self, packed: PackedTwice, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: PackedTwice, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         c, (weight, bias) = self.c_in, packed.product
         run.conv(packed.conv, x, out[..., :c], packed.norm, sums)
         with run.arena.scope():
@@ -337,7 +333,7 @@ class PatchPixels(Step):
         places = self._places(part).double() @ last.weight.double().t() + last.bias.double()
         return weight, values.bias.double().view(f, n).t() @ both.t() + places
 
-    def store(self, packed: PatchNetwork, run: ExecutionContext, x: Tensor, sums: Partials | None, output: torch.dtype,
+    def store(self, packed: PatchNetwork, run: ExecutionContext, x: Tensor, sums: Sums, output: torch.dtype,
               form: Form) -> Tensor:  # fmt: skip
         """Return finished pixels [D, H * patch, W * patch, 3] of type `output` for x [D, H, W, 2 width]."""
         d, h, w, _ = x.shape

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import norm_act
-from ...kernels.conv3d import Partials
 from ...options import Options
 from ...precision.forms import Operands
 from ...runtime.context import ExecutionContext
@@ -21,7 +20,7 @@ from ..packed import conv_of, norm_of
 from ..rolling import Layered
 from ..state import State
 from ..tree import find, graft
-from ..values import CAUSAL, Size, Style, Taps, Work
+from ..values import CAUSAL, Result, Size, Style, Sums, Taps, Work
 from .conv import Between, conv_work, pointwise, styled, taps_of
 from .norm import Norm, Normed
 
@@ -126,9 +125,8 @@ class Res(Normed, Layered, Between):
             None if shortcut is None else conv_of(shortcut, operands, normed=False),
         )
 
-    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         """Return the result and its sums.
 
         Where the widths agree, the result overwrites x. Else it is `out`; or it lies in the first channels of x's

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Geometry, Partials, Weight, pack_planes, pack_weight
+from ...kernels.conv3d import Geometry, Weight, pack_planes, pack_weight
 from ...kernels.conv3d.winograd import takes
 from ...kernels.duplicate import duplicate
 from ...options import Options
@@ -21,7 +21,7 @@ from ...runtime.weights import Conv
 from ..packed import clip_kernel, conv_of, packed_conv
 from ..program import Resampling
 from ..state import State
-from ..values import CAUSAL, Size, Style, Taps, Work
+from ..values import CAUSAL, Result, Size, Style, Sums, Taps, Work
 from .conv import Between, OneConv, conv_work, styled, taps_of
 
 
@@ -115,9 +115,8 @@ class ShortcutUp(Shortcut):
 
         return operands.once(conv.key, form, lambda: packed_conv(conv.key, form, make))
 
-    def run(self, packed: Conv, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Conv, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         lead = self.leads(first)
         if packed.weight.winograd or (self.lead and self.temporal):
             groups = 0  # sums by phase, or of the first frame, belong to other tiles: the norm computes its own
@@ -218,9 +217,8 @@ class ShortcutDown(Shortcut):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
         return conv_of(part(self.name).convolution, operands, normed=False)
 
-    def run(self, packed: Conv, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Conv, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         lead = self.leads(first)
         with run.arena.scope():
             y = run.take(*x.shape[:3], packed.out_channels)

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Partials
 from ...kernels.norm_act import Condition, latent_of_frame
 from ...runtime.context import ExecutionContext
 from ..state import State
+from ..values import Result, Sums
 from . import conv
 from .conv import ClipConv, OneConv
 from .norm import GroupNormAct
@@ -79,7 +79,7 @@ class LatentConv(conv.Conv):
         state.constants[LATENTS] = x
         return super().plain(part, x, state)
 
-    def run(self, packed: Any, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Any, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         run.latents = x
         return super().run(packed, run, x, sums, out, groups, first)

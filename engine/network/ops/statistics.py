@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Partials
 from ...options import Options
 from ...precision.forms import Operands
 from ...runtime.context import ExecutionContext
 from ..program import Step
 from ..state import State
-from ..values import Style
+from ..values import Result, Style, Sums
 
 #: The logarithm of a variance that is negligible in fp32.
 NO_VARIANCE = -30.0
@@ -66,8 +65,8 @@ class Denormalise(Step):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Any:
         return part(self.name).values()
 
-    def run(self, packed: Any, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Any, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         if not run.dry:
             torch.addcmul(packed[0], x.float(), packed[1], out=out)
         return out, None
@@ -101,8 +100,8 @@ class Standardise(Step):
         mean, deviation = part(self.mean).float(), part(self.deviation).float()
         return mean, deviation, 2.0 * deviation.abs().log()
 
-    def run(self, packed: Any, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None, groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Any, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         mean, deviation, lower = packed
         if not run.dry:
             out[..., : self.width] = (x[..., : self.width] - mean) / deviation

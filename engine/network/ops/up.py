@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Geometry, Partials, Weight, pack_weight, padded_channels
+from ...kernels.conv3d import Geometry, Weight, pack_weight, padded_channels
 from ...kernels.conv3d.types import QUANT_MAX, quantiser
 from ...kernels.norm_act import Store, norm_act
 from ...kernels.upsample import pack, pack_nearest
@@ -23,7 +23,7 @@ from ..packed import conv_of, packed_conv
 from ..program import Resampling
 from ..rolling import Layered
 from ..state import State
-from ..values import CAUSAL, Size, Style, Taps, Work
+from ..values import CAUSAL, Result, Size, Style, Sums, Taps, Work
 from .conv import Between, ClipConv, FrameConv, OneConv, conv_work, styled, taps_of
 
 
@@ -71,9 +71,8 @@ class _Up(Resampling):
     conv: str = "conv"
     space = (2, 1)
 
-    def run(self, packed: Conv | Separate, run: ExecutionContext, x: Tensor, sums: Partials | None,
-    out: Tensor | None, groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Conv | Separate, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None,
+            groups: int, first: int) -> Result:  # fmt: skip
         if isinstance(packed, Conv):
             return out, run.conv(packed, x, out, groups=groups, frame=first)
         with run.arena.scope():
@@ -248,9 +247,8 @@ class NearestUp(Resampling, Layered, Between):
 
         return operands.once(f"{conv.key} composed" if composed else conv.key, form, both)
 
-    def run(self, packed: Doubled, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Doubled, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         if run.still:
             return out, self._still(packed, run, x, out, groups, None)
         self.onto(packed, run, x, out, first, add=False)
@@ -258,7 +256,7 @@ class NearestUp(Resampling, Layered, Between):
 
     def _still(
         self, packed: Doubled, run: ExecutionContext, x: Tensor, out: Tensor, groups: int, residual: Tensor | None
-    ) -> Partials | None:  # fmt: skip
+    ) -> Sums:  # fmt: skip
         """FrameUpsample pictures, band by band like their other convolutions."""
         if packed.composed:
             return run.conv(packed.space, x, out, groups=groups, residual=residual)

@@ -9,14 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.attention import attention, scratch_bytes
-from ...kernels.conv3d import Partials
 from ...kernels.mixing import unwindowed, windowed
 from ...kernels.mixing.reference import places_in, windows_of
 from ...kernels.norm_act import Store, norm_act, statistics
 from ...runtime.context import ExecutionContext
 from ...runtime.weights import Attention as Packed
 from ..state import State
-from ..values import CAUSAL, Size, Style, Work
+from ..values import CAUSAL, Result, Size, Style, Sums, Work
 from .attention import Attention, SplitAttention
 
 
@@ -49,9 +48,8 @@ class WindowAttention(Attention):
         module.window = self.window
         return {self.name: module}
 
-    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Partials | None, out: Tensor | None,
-    groups: int,
-            first: int) -> tuple[Tensor, Partials | None]:  # fmt: skip
+    def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
         """Add it to x, picture by picture, so that a product does not depend on the chunk; return the result's sums."""
         _, h, w, c = x.shape
         size = self.window**2
