@@ -178,9 +178,7 @@ def _kind(value: object) -> str:
     return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
-def check_video(
-    video: Tensor, spatial: int, still: bool = False, colours: int = 3, any_range: bool = False
-) -> Tensor:
+def check_video(video: Tensor, spatial: int, still: bool = False, colours: int = 3, any_range: bool = False) -> Tensor:
     """Check frames and return them as [B, F, H, W, colours].
 
     Args:

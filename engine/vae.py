@@ -375,9 +375,7 @@ def _alone(vae: Core, devices: Devices) -> bool:
     return devices is None or devices in ("", "auto") or (one and devices == "all")
 
 
-def _run(
-    vae: Core, devices: Devices, mixed: bool, job: Job, plan: Plan | None
-) -> Generator[Finished, None, None]:  # fmt: skip
+def _run(vae: Core, devices: Devices, mixed: bool, job: Job, plan: Plan | None) -> Generator[Finished, None, None]:
     """Run a job on one device or on several. Args, yields: those of `distributed.several.run`."""
     if _alone(vae, devices):
         return job.alone(vae, plan)

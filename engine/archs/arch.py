@@ -173,6 +173,13 @@ class Architecture:
         """Return the latents that `frames` of a clip are encoded to; trailing frames that fill none are not read."""
         return (frames - 1) // self.temporal + 1 if self.own is None else self.own.encoded(frames)
 
+    def reads(self, first: int, end: int) -> tuple[int, int]:
+        """Return the frames [a, b) that must be there before latents [first, end) of a clip can be encoded."""
+        if self.own is None:
+            return self.temporal * first, self.temporal * (end - 1) + 1
+        # A section's last latents depend on whether more frames follow.
+        return self.own.frames * (first // self.own.latents), self.own.frames * -(-end // self.own.latents) + 1
+
     def filled(self, frames: int) -> int:
         """Return the least number of frames, from this one on, whose latents decode to the same number."""
         if self.pairs:

@@ -28,9 +28,7 @@ class TensorPlan(NamedTuple):
     type: GGUFType
 
 
-def write_gguf(
-    file: BinaryIO, metadata: Mapping[str, object], plans: list[TensorPlan], data: Iterable[Tensor]
-) -> None:
+def write_gguf(file: BinaryIO, metadata: Mapping[str, object], plans: list[TensorPlan], data: Iterable[Tensor]) -> None:
     """Write a whole file.
 
     Args:

@@ -141,9 +141,7 @@ def _limits(args: argparse.Namespace, request: Request) -> list[Limits]:
     return [Machine.now(cuda).limits(request)]
 
 
-def _planner(
-    args: argparse.Namespace, half: str, card: Card | None, chosen: str
-) -> tuple[Planner, Architecture, str]:
+def _planner(args: argparse.Namespace, half: str, card: Card | None, chosen: str) -> tuple[Planner, Architecture, str]:
     """Return the planner of the named model, the model's architecture, and a note for the user (may be empty).
 
     half: component to plan for. card: GPU that is to run it, None: any. chosen: which kernels are asked for.

@@ -113,13 +113,10 @@ class Streamed(Feed):
 
     def _frames(self, first: int, end: int) -> tuple[int, int]:
         """Return the frames [first, end) that results [first, end) are made of."""
-        program, own, t = self.core.model.encoder.program, self.core.architecture.own, self.core.temporal
+        program, architecture = self.core.model.encoder.program, self.core.architecture
         if program.unstreamed:
             return 0, UNKNOWN
-        if own is not None:
-            return own.frames * (first // own.latents), own.frames * -(-end // own.latents) + 1
-        a, b = program.window(first, end, self.core.architecture.latents(self.video.count))
-        return t * a, t * (b - 1) + 1
+        return architecture.reads(*program.window(first, end, architecture.latents(self.video.count)))
 
 
 def behind_a_lead(

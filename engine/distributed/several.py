@@ -27,9 +27,7 @@ from .spread import Spread
 Devices = Ranks | Sequence[str | torch.device] | str | None
 
 
-def run(
-    vae: Core, devices: Devices, mixed: bool, job: Job, plan: Plan | None
-) -> Generator[Finished, None, None]:  # fmt: skip
+def run(vae: Core, devices: Devices, mixed: bool, job: Job, plan: Plan | None) -> Generator[Finished, None, None]:
     """Run a job on the given devices; yield the finished results that its target hands on.
 
     Args:

@@ -90,7 +90,7 @@ def encode(
     """Encode frames to the wanted moments [n, h, w, 2C] of every clip, into `results`; yield the finished ones that
     `results` passes on. made, policy: as in `decode`."""
     report = core._begin("encode", video.size)
-    s, t, program, own = core.architecture.spatial, core.temporal, core.model.encoder.program, core.architecture.own
+    s, program, reads = core.architecture.spatial, core.model.encoder.program, core.architecture.reads
     guard = Guard(tick, core.device, report.events, core.asks())
     guard.alone = policy is None
 
@@ -113,12 +113,8 @@ def encode(
     with closing(_survive(core, report, guard, request, plan, attempt, on_plan)) as steps:
         for needed in steps:
             yield from results.ready()
-            if own is None:
-                video.drop(t * window(guard.finished[0])[0])
-                video.fill(t * (needed - 1) + 1)
-            else:
-                video.drop(own.frames * (guard.finished[0] // own.latents))
-                video.fill(own.frames * -(-needed // own.latents) + 1)  # latents depend on whether more follow
+            video.drop(reads(window(guard.finished[0])[0], needed)[0])
+            video.fill(reads(0, needed)[1])
     yield from results.ready()
     report.clip = video.size
     report.complete = True

@@ -70,9 +70,7 @@ class FusedPass(Pass):
             self._whole = None if self._graphs is None else functools.partial(self._replay, self._run)
             yield
 
-    def begin(
-        self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)
-    ) -> tuple[int, int]:
+    def begin(self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)) -> tuple[int, int]:
         self._later = self._clips.batch - clip - 1
         if left is None or not take_over(self._run, left):
             self._network.start(self._run, self._begins(first), self._steps)

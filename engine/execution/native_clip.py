@@ -82,9 +82,7 @@ def _decode(
                     guard.reach(place.clip, own.latents * done, own.latents * (len(needed) - done))
 
 
-def _write(
-    writer: RegionWriter, canvas: _Canvas, place: _Tile, pixels: Tensor, health: Tensor, wanted: range
-) -> None:
+def _write(writer: RegionWriter, canvas: _Canvas, place: _Tile, pixels: Tensor, health: Tensor, wanted: range) -> None:
     """Write the wanted frames of a section's tile; pixels: [F, h, w, 3] in 0..1."""
     begin = place.section.begin
     first, end = max(begin, wanted.start), min(begin + len(pixels), wanted.stop)

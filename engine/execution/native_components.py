@@ -90,9 +90,7 @@ class TokenComponent:
         dtype: of pixels.
     """
 
-    def __init__(
-        self, network: TokenNetwork, program: TiledProgram, options: Options, plan: Plan, runs: Runs
-    ) -> None:  # fmt: skip
+    def __init__(self, network: TokenNetwork, program: TiledProgram, options: Options, plan: Plan, runs: Runs) -> None:
         self.program, self.ahead, self.dtype = program, options.overlap, network.dtype
         self._network, self._plan, self._runs = network, plan, runs
         self._frame = math.prod(plan.own.grid)

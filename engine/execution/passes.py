@@ -73,9 +73,7 @@ class Pass:
     def _begins(self, first: int) -> tuple[int, ...]:
         return with_chunks(self._program.begins(first), self._guard.chunks, self._program.cycle)
 
-    def begin(
-        self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)
-    ) -> tuple[int, int]:
+    def begin(self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)) -> tuple[int, int]:
         """Begin a clip for results from `first` on, or continue it where an earlier attempt left it.
 
         Args:

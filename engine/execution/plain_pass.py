@@ -41,9 +41,7 @@ class PlainPass(Pass):
         self._noise = noise
         self._load, self._network, self._form = load, network, form
 
-    def begin(
-        self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)
-    ) -> tuple[int, int]:
+    def begin(self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)) -> tuple[int, int]:
         """Start the clip or part. Histories in `left` are ignored: those of another kind of pass do not fit."""
         if self._noise is not None:
             self._noise.corner = corner

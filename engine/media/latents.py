@@ -163,9 +163,7 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path}: is a {'folder' if path.is_dir() else 'pipe or a device'}, not a file")
 
 
-def _five_axes(
-    path: str | Path, shape: list[int], channels: int, batched: bool, folded: bool
-) -> tuple[list[int], str]:  # fmt: skip
+def _five_axes(path: str | Path, shape: list[int], channels: int, batched: bool, folded: bool) -> tuple[list[int], str]:
     """Return the shape as [B, C, T, h, w], and the form in the file: "whole", "unbatched" or "collapsed"."""
     if len(shape) == 5:
         return shape, "whole"

@@ -174,9 +174,7 @@ def _usual(rate: Fraction) -> Fraction:
     return min(near, key=lambda r: abs(rate - r), default=rate.limit_denominator(1000))
 
 
-def surprises(
-    container: InputContainer, stream: VideoStream, frame: VideoFrame, colours: int = 3
-) -> Iterator[str]:
+def surprises(container: InputContainer, stream: VideoStream, frame: VideoFrame, colours: int = 3) -> Iterator[str]:
     """Yield the differences between these pixels and the picture in a player."""
     streams = sum(not is_cover(s) for s in container.streams.video)
     if streams > 1:

@@ -138,9 +138,7 @@ class Blend:
 
     The parts of them that the next tiles need are kept, in the tiles' type; the arithmetic is in fp32."""
 
-    def __init__(
-        self, rows: Sequence[Span], columns: Sequence[Span], unit: int = 1, assembled: bool = False
-    ) -> None:  # fmt: skip
+    def __init__(self, rows: Sequence[Span], columns: Sequence[Span], unit: int = 1, assembled: bool = False) -> None:
         """Prepare for the given spans. unit: pixels of a span for each of a tile's pixels. assembled: neighbours are
         taken as they are in the picture, blended with theirs; else as they came."""
         self._assembled = assembled

@@ -146,9 +146,7 @@ def rolling(measure: Callable[[Parking | None], Sizes], room: int) -> Parking | 
     return None
 
 
-def leanest(
-    measure: Callable[[Parking | None], Sizes], host: int | None, still: bool = False
-) -> tuple[Parking, Sizes]:
+def leanest(measure: Callable[[Parking | None], Sizes], host: int | None, still: bool = False) -> tuple[Parking, Sizes]:
     """Return the parking that needs the least memory on the device, with its sizes.
 
     All histories are in host memory as far as `host` bytes hold them (None: no limit), and buffers are the smallest.

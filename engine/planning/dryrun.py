@@ -159,9 +159,7 @@ class PeakMemory(TorchDispatchMode):
         if self._events is not None:
             self._events.append(Event(number, size, takes, number is None or number >= self._first))
 
-    def follow(
-        self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]
-    ) -> dict[int, Block | None]:
+    def follow(self, events: Iterable[tuple[Event, Any]], drop: Callable[[Any], object]) -> dict[int, Block | None]:
         """Replay recorded events without tensors; drop(what) releases a storage that is older than the record, in place
         of an event that comes with a `what`.
 

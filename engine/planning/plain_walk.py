@@ -184,9 +184,7 @@ class PlainWalk:
         enough = min(latents, 2 * steps.latents + math.ceil(after))
         return enough, (enough,) if enough <= FEW else PARABOLA
 
-    def _long(
-        self, walk: Callable[[int], Taken], latents: int, short: Sequence[int], most: float = math.inf
-    ) -> int:
+    def _long(self, walk: Callable[[int], Taken], latents: int, short: Sequence[int], most: float = math.inf) -> int:
         """Return the peak of a clip of so many latents, extrapolated from the lengths in `short` where it is longer.
 
         Where a part of every frame stays, memory in use grows by the same bytes with each latent. Reserved memory does
@@ -216,9 +214,7 @@ class PlainWalk:
         with torch.inference_mode(False):
             return copy.deepcopy(model).to(self._dtype)
 
-    def _walk_front(
-        self, half: str, latents: int, chunk: int, frame: Size, how: Torch
-    ) -> tuple[Taken, int]:
+    def _walk_front(self, half: str, latents: int, chunk: int, frame: Size, how: Torch) -> tuple[Taken, int]:
         """Run the part on whole frames at latent resolution; return its peak and the channels between it and tiles."""
         memory, channels = PeakMemory(how.products, how.reserves), 0
         part = self._repeated(half, how, memory)

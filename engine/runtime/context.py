@@ -121,9 +121,7 @@ class ExecutionContext(Memory):
             self.watch(conv, x)
         self.product(conv, x, out, weight=weight, geometry=geometry)
 
-    def buffered(
-        self, conv: Conv, buffer: Tensor, inside: Tensor, out: Tensor, residual: Tensor | None = None
-    ) -> None:
+    def buffered(self, conv: Conv, buffer: Tensor, inside: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
         """Run a convolution of single frames that are already `inside` a bordered buffer [D, H + 2, W + 2, C]."""
         if self.walk.open:
             self._called(conv, conv.weight, out, _PLAIN, 0, residual is not None)

@@ -40,9 +40,7 @@ class Walk:
         if full * size < count:
             yield full * size, count
 
-    def sums(
-        self, out: Tensor, groups: int, phases: tuple[int, int] = (1, 1), planes: bool = False
-    ) -> Partials | None:
+    def sums(self, out: Tensor, groups: int, phases: tuple[int, int] = (1, 1), planes: bool = False) -> Partials | None:
         """Return a stand-in for the sums of `out` [D, H, W, K], which counts as long as it is referenced.
 
         phases, planes: as for `sums_bytes`."""

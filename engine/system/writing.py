@@ -170,9 +170,7 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def write_tensors(
-    path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-) -> None:
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file, replacing `path`. Raises OSError if the disk is full or the place not writable."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file

@@ -68,9 +68,7 @@ class ShuffledUp(OneConv):
     first half of them is kept. T frames become 2T - 1 in the first call and 2T in later ones.
     """
 
-    def __init__(
-        self, c_in: int, c_out: int, temporal: bool, lead: bool, conv: str, style: Style = CAUSAL
-    ) -> None:  # fmt: skip
+    def __init__(self, c_in: int, c_out: int, temporal: bool, lead: bool, conv: str, style: Style = CAUSAL) -> None:
         z = 2 if temporal else 1
         super().__init__(conv, styled(c_in, 4 * z * c_out, style))
         self.z, self.lead, self.repeats = z, lead and temporal, 4 * z * c_out // c_in
@@ -171,9 +169,7 @@ class ShuffledDown(OneConv):
     half.
     """
 
-    def __init__(
-        self, c_in: int, c_out: int, temporal: bool, lead: bool, conv: str, style: Style = CAUSAL
-    ) -> None:  # fmt: skip
+    def __init__(self, c_in: int, c_out: int, temporal: bool, lead: bool, conv: str, style: Style = CAUSAL) -> None:
         z = 2 if temporal else 1
         super().__init__(conv, styled(c_in, c_out // (4 * z), style))
         self.z, self.lead, self.width = z, lead and temporal, c_out
