@@ -201,31 +201,22 @@ class FusedTileEncoder(TileEncoder):
         """frames: per step at full size."""
         super().__init__(program, options.overlap)
         self._network, self._frames = network, frames
-        self._size: tuple[int, ...] | None = None
 
     @contextmanager
     def memory(self, guard: Guard) -> Iterator[None]:
         """Scope the memory, which is taken when the first tile is there, and again for a tile of another size."""
-        self._guard, self._held = guard, None
-        try:
+        self._guard, self._size = guard, None
+        with ExitStack() as self._held:
             yield
-        finally:
-            self._free()
 
     def encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         if tuple(frames.shape) != self._size:
-            self._free()
-            run = self._network.tile_run(*frames.shape[:3], self._frames, frames.device)
-            self._held = allocated(run, self._guard)
-            self._held.__enter__()
-            self._run, self._size = run, tuple(frames.shape)
+            self._held.close()
+            self._run = self._network.tile_run(*frames.shape[:3], self._frames, frames.device)
+            self._held.enter_context(allocated(self._run, self._guard))
+            self._size = tuple(frames.shape)
         self._run.restart()
         return self._network.chunk(self._run, frames, self._frames), self._run.health
-
-    def _free(self) -> None:
-        held, self._held, self._size = self._held, None, None
-        if held is not None:
-            held.__exit__(None, None, None)
 
 
 class PlainTileEncoder(TileEncoder):

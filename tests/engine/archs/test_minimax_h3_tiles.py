@@ -16,8 +16,7 @@ from zerowaste_vae.engine.bench.profile import BETWEEN, profile
 from zerowaste_vae.engine.calibration import sampling
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.errors import InputError
-from zerowaste_vae.engine.execution import core, reuse
-from zerowaste_vae.engine.execution import native_clip as native_clip
+from zerowaste_vae.engine.execution import core, native_clip, native_components, reuse
 from zerowaste_vae.engine.execution.call import encoder_samples
 from zerowaste_vae.engine.execution.guard import Guard
 from zerowaste_vae.engine.execution.native_components import FusedTileEncoder
@@ -161,6 +160,25 @@ def test_second_attempt(make, noise, monkeypatch):
     assert vae.last_report.events["oom_step_downs"] == 1
     # The section in front is made again, for what the next one is blended with.
     assert calls[1] == 2 * calls[0] == 2 * (calls[2] - 1)
+
+
+def test_second_attempt_of_an_encode(make, noise, monkeypatch):
+    """An attempt begins with the first section that is not finished."""
+    vae, video = make(), noise(1, 52, 32, 48, 3).sigmoid()
+    whole, plain, sections, failures = vae.encode(video), native_components.SectionPass._encode, [], ["once"]
+
+    def encode(section, frames):
+        sections.append(frames)
+        if len(sections) == 3 and failures:
+            failures.clear()
+            raise torch.cuda.OutOfMemoryError("no memory")
+        return plain(section, frames)
+
+    monkeypatch.setattr(native_components.SectionPass, "_encode", encode)
+    reports = []
+    assert torch.equal(vae.encode(video, progress=lambda *step: reports.append(step)), whole)
+    assert vae.last_report.events["oom_step_downs"] == 1 and reports == [(i, 4) for i in range(1, 5)]
+    assert [s.shape[0] for s in sections] == [17, 17, 17, 17, 1] and torch.equal(sections[2], sections[3])
 
 
 @pytest.mark.parametrize(("precision", "place"), [("fp8", "gated"), ("int8", "rounded")])
