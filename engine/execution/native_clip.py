@@ -6,6 +6,7 @@ and weighted pixels are summed in host memory, in any order. Encodes take clip.p
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -20,9 +21,6 @@ from .guard import Guard, scoped
 from .native_components import TokenComponent
 from .regions import RegionWriter
 from .results import Results
-
-#: Layout by which finished results are counted: there is no other way of tiling.
-LAYOUT = "its own tiles"
 
 
 class _Tile(NamedTuple):
@@ -49,68 +47,56 @@ def _decode(
 ) -> Iterator[int]:
     own, (batch, _, latents, height, width) = half.program.own, z.shape
     rows, columns = own.spans(own.unit * height), own.spans(own.unit * width)
-    if guard.begin(LAYOUT, results.given):
+    if guard.begin(plan.grid, results.given):
         results.begin()
     needed = own.needed(wanted.start, wanted.stop, latents)
     guard.count(own.latents * len(needed), own.latents, batch)
     # Frames that an earlier attempt has finished stay: the section before the rest is made again for its last frames.
     left = [range(max(wanted.start, guard.finished[clip]), wanted.stop) for clip in range(batch)]
     sections = [(clip, s) for clip, r in enumerate(left) if r for s in own.needed(r.start, wanted.stop, latents)]
-    coming = len(rows) * len(columns) * len(sections)
-    places = (
-        _Tile(clip, section, i, j) for clip, section in sections for i in range(len(rows)) for j in range(len(columns))
-    )
-    cut = _Cuts(z, own, guard.device)
-    with (
-        half.memory(guard),
-        RegionWriter(results, guard.device, guard.finish, half.ahead) as writer,
-    ):
+    coming, tiles = len(rows) * len(columns) * len(sections), _tiles(z, own, sections, rows, columns, guard.device)
+    with half.memory(guard), RegionWriter(results, guard.device, guard.finish, half.ahead) as writer:
         canvas: _Canvas | None = None
-        while some := [place for _, place in zip(range(plan.own.tiles), places, strict=False)]:
+        while some := list(itertools.islice(tiles, plan.own.tiles)):
             yield latents
             guard.tick.check()
-            tiles = [cut(place, rows[place.row], columns[place.column]) for place in some]
-            made = half.decode(tiles, guard.tick.check, max(1, coming // plan.own.tiles))
+            made = half.decode([cut for _, cut in some], guard.tick.check, max(1, coming // plan.own.tiles))
             coming -= len(some)
-            for place in some:
+            for place, _ in some:
                 if canvas is None or canvas.clip != place.clip:
                     canvas = _Canvas(own, rows, columns, place.clip, half.dtype, guard.device, plan.own.blend)
                 pixels, health = canvas.add(place, next(made))
                 _write(writer, canvas, place, pixels, health, left[place.clip])
-                if (place.row, place.column) == (len(rows) - 1, len(columns) - 1):
+                if canvas.last(place):
                     done = place.section.index + 1 - needed[0].index
                     guard.reach(place.clip, own.latents * done, own.latents * (len(needed) - done))
+
+
+def _tiles(
+    z: Latents, own: NativeTiles, sections: Sequence[tuple[int, Section]], rows: Sequence[Span],
+    columns: Sequence[Span], device: torch.device,
+) -> Iterator[tuple[_Tile, Tensor]]:  # fmt: skip
+    """Yield each tile with its latents [C, T, h, w] on the device, where each section is read once.
+
+    sections: (clip, section), in order."""
+    for clip, section in sections:
+        there = z[clip, :, section.first : min(section.last, z.shape[2])].to(device)
+        behind = section.last - section.first - there.shape[1]
+        if behind:  # after the clip's end its last latent is repeated
+            there = torch.cat((there, there[:, -1:].expand(-1, behind, -1, -1)), 1)
+        there = there.float()
+        for (i, row), (j, column) in itertools.product(enumerate(rows), enumerate(columns)):
+            y, x = (slice(s.start // own.unit, s.end // own.unit) for s in (row, column))
+            yield _Tile(clip, section, i, j), there[:, :, y, x]
 
 
 def _write(writer: RegionWriter, canvas: _Canvas, place: _Tile, pixels: Tensor, health: Tensor, wanted: range) -> None:
     """Write the wanted frames of a section's tile; pixels: [F, h, w, 3] in 0..1."""
     begin = place.section.begin
     first, end = max(begin, wanted.start), min(begin + len(pixels), wanted.stop)
-    if first >= end:  # only the next section's first frames need them
-        return
-    region = canvas.region(place)
-    last = (place.row, place.column) == (len(canvas.rows) - 1, len(canvas.columns) - 1)
-    writer.write(place.clip, first, pixels[first - begin : end - begin], region, health, last)
-
-
-class _Cuts:
-    """Tiles of latents on the device; each section is read once."""
-
-    def __init__(self, z: Latents, own: NativeTiles, device: torch.device) -> None:
-        self._z, self._own, self._device = z, own, device
-        self._at: tuple[int, int] | None = None
-        self._latents = torch.empty(0)
-
-    def __call__(self, place: _Tile, rows: Span, columns: Span) -> Tensor:
-        section, unit = place.section, self._own.unit
-        if self._at != (place.clip, section.index):
-            there = self._z[place.clip, :, section.first : min(section.last, self._z.shape[2])].to(self._device)
-            behind = section.last - section.first - there.shape[1]
-            if behind:  # after the clip's end its last latent is repeated
-                there = torch.cat((there, there[:, -1:].expand(-1, behind, -1, -1)), 1)
-            self._at, self._latents = (place.clip, section.index), there.float()
-        y, x = (slice(s.start // unit, s.end // unit) for s in (rows, columns))
-        return self._latents[:, :, y, x]
+    if first < end:  # otherwise only the next section's first frames need them
+        part = pixels[first - begin : end - begin]
+        writer.write(place.clip, first, part, canvas.region(place), health, canvas.last(place))
 
 
 class _Canvas:
@@ -127,6 +113,10 @@ class _Canvas:
         self._kept = torch.empty(3, own.blended, rows[-1].end, columns[-1].end, dtype=dtype, device=device)
         self._section, self._mixes = -1, False
         self._units = [torch.tensor(v, device=device).view(3, 1, 1, 1) for v in (own.deviation, own.mean)]
+
+    def last(self, place: _Tile) -> bool:
+        """Check whether it is the last tile of its section."""
+        return (place.row, place.column) == (len(self.rows) - 1, len(self.columns) - 1)
 
     def region(self, place: _Tile) -> tuple[slice, slice]:
         (y, x), (height, width) = self._at(place), self._blend.size(place.row, place.column)

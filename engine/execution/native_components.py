@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -172,18 +173,17 @@ class SectionPass(Pass):
         """Return moments [n, h, w, 2C] of a section's frames, and their health."""
         blend, moments = Blend(self._rows, self._columns, self._own.unit), None
         health = torch.zeros((), device=self._guard.device)
-        for i, row in enumerate(self._rows):
-            for j, column in enumerate(self._columns):
-                self._guard.tick.check()
-                cut = frames[:, row.start : row.end, column.start : column.end].contiguous()
-                tile, health_of = self._half.encode(self._filled(self._reader.read(cut)))
-                part = blend.add(i, j, tile.permute(3, 0, 1, 2))
-                if moments is None:
-                    size = blend.rows[-1].end, blend.columns[-1].end
-                    moments = torch.empty(*part.shape[:2], *size, device=self._guard.device)
-                y, x = blend.rows[i].start, blend.columns[j].start
-                moments[:, :, y : y + part.shape[2], x : x + part.shape[3]] = part
-                health += health_of
+        for (i, row), (j, column) in itertools.product(enumerate(self._rows), enumerate(self._columns)):
+            self._guard.tick.check()
+            cut = frames[:, row.start : row.end, column.start : column.end].contiguous()
+            tile, health_of = self._half.encode(self._filled(self._reader.read(cut)))
+            part = blend.add(i, j, tile.permute(3, 0, 1, 2))
+            if moments is None:
+                size = blend.rows[-1].end, blend.columns[-1].end
+                moments = torch.empty(*part.shape[:2], *size, device=self._guard.device)
+            y, x = blend.rows[i].start, blend.columns[j].start
+            moments[:, :, y : y + part.shape[2], x : x + part.shape[3]] = part
+            health += health_of
         return moments.permute(1, 2, 3, 0), health
 
     def _filled(self, frames: Tensor) -> Tensor:
