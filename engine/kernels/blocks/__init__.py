@@ -1,7 +1,10 @@
 """Products of transformer blocks with the norms before them and what follows them in one pass."""
 
 from .angles import Place, angles
-from .dispatch import added, fuses, gated_product, projected, turned
+from .dispatch import added, feed_forward, feeds, fuses, gated_product, projected, turned, turned_columns
 from .schedules import GROUP
 
-__all__ = ["GROUP", "Place", "added", "angles", "fuses", "gated_product", "projected", "turned"]
+__all__ = [
+    "GROUP", "Place", "added", "angles", "feed_forward", "feeds", "fuses", "gated_product", "projected", "turned",
+    "turned_columns",
+]  # fmt: skip

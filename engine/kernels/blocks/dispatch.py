@@ -7,6 +7,8 @@ type, with scales of their own: what is not finite makes a row's scale NaN, and 
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -17,10 +19,12 @@ from ..targets import FP8, Target, interpreted, kernels_for, on_device
 from ..tokens import LIMITS
 from . import reference
 from .angles import Place, shares
-from .schedules import GROUP, WIDE, Schedule, narrow, pick
+from .schedules import FED, GROUP, WIDE, Schedule, narrow, pick
 
 #: Channels that a program's rows may have, and half the channels of a head.
 WIDTHS, HALVES = (32, 64, 128, 256), (16, 32, 64)
+#: Rows [R, C], a weight [C, C] and a bias [C].
+Product = tuple[Tensor, Tensor, Tensor]
 #: Heads that one program turns.
 TURNED = 64
 
@@ -177,6 +181,56 @@ def added(
             BN=width, BK=min(s.depth, y.shape[1] if more is None else second.shape[1]), num_warps=s.warps,
             num_stages=s.stages, **eight, **_most(s),
         )  # fmt: skip
+
+
+def feeds(width: int, inner: int, device: torch.device) -> bool:
+    """Return whether one kernel runs all products of a block after its attention here, for an MLP of these widths."""
+    here = kernels_for(device, "auto")
+    return here is not None and here.wgmma and width == FED.width and inner % FED.columns == 0
+
+
+@observed
+def feed_forward(
+    x: Tensor, gates: Tensor, biases: Tensor | None, eps: float, down: Tensor, before: Product | None = None,
+    more: Product | None = None, *, backend: str = "auto",
+) -> None:  # fmt: skip
+    """Add to x what an MLP makes of it: `gated_product` and `added` in one, where `feeds` says so.
+
+    Args:
+        x: [R, C], which is changed.
+        gates, biases: as weight and biases of `gated_product`.
+        down: [C, D]; its columns are in the order of `turned_columns`.
+        before: a product that is added to x first.
+        more: a product that is added to x with the MLP's results.
+    """
+    here = _kernels(x, backend)
+    if here is None:
+        if not x.is_meta:
+            reference.feed_forward(x, gates, biases, eps, down, before, more)
+        return
+    (rows, c), s = x.shape, FED
+    tiles = -(-rows // (2 * s.rows))
+    (mixed, proj, proj_bias), (second, weights, bias) = ((x, down, x) if t is None else t for t in (before, more))
+    with on_device(x):
+        launcher("blocks.feed_kernel", here)[(min(tiles, _processors(x.device)),)](
+            Descriptor(x, [s.rows, c]), Descriptor(mixed, [s.rows, s.deep]), Descriptor(proj, [c, s.columns]),
+            proj_bias, Descriptor(gates, [2 * s.columns, s.deep]), x if biases is None else biases,
+            Descriptor(down, [c, s.columns]), Descriptor(second, [s.rows, s.deep]), Descriptor(weights, [c, s.columns]),
+            bias, tiles, eps, C=c, D=down.shape[1], BIASED=biases is not None, MIXED=before is not None,
+            MORE=more is not None, SLOTS=s.slots, num_warps=4,
+        )  # fmt: skip
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    """Return the number of a GPU's processors; that of an H200 for meta tensors."""
+    return 132 if device.type == "meta" else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def turned_columns(down: Tensor) -> Tensor:
+    """Return a weight's columns in the order of `feed_forward`: of each eight, the first four and the others in
+    turn."""
+    return down.unflatten(1, (-1, 2, 4)).transpose(2, 3).flatten(1)
 
 
 def _kernels(x: Tensor, backend: str, head: int = 32) -> Target | None:

@@ -87,3 +87,16 @@ def added(
         if more is not None:
             made += F.linear(more[0].float(), more[1].float())
     x.copy_(x.float() + made)
+
+
+def feed_forward(
+    x: Tensor, gates: Tensor, biases: Tensor | None, eps: float, down: Tensor,
+    before: tuple[Tensor, Tensor, Tensor] | None, more: tuple[Tensor, Tensor, Tensor] | None,
+) -> None:  # fmt: skip
+    if before is not None:
+        added(x, *before, None, None, None)
+    inner = x.new_empty(len(x), down.shape[1])
+    gated_product(x, gates, biases, eps, inner, None, None)
+    ordered = down.unflatten(1, (-1, 4, 2)).transpose(2, 3).flatten(1)
+    pair, bias = (None, None) if more is None else (more[:2], more[2])
+    added(x, inner, ordered, bias, pair, None, None)

@@ -44,6 +44,21 @@ NARROW: dict[int, tuple[Schedule, Schedule, Schedule]] = {
 }
 
 
+@dataclass(frozen=True)
+class Fed:
+    """Tiles of `feed.py`, which is written for them. rows: of each of two groups; columns: of the gate's results in a
+    step; deep: columns of x in a buffer; slots: buffers; width: channels of x."""
+
+    rows: int = 64
+    columns: int = 64
+    deep: int = 128
+    slots: int = 5
+    width: int = 256
+
+
+FED = Fed()
+
+
 def narrow(sm: int) -> tuple[Schedule, Schedule, Schedule]:
     """Return the tiles of 8-bit products."""
     return of_generation(NARROW, sm)

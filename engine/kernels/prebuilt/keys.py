@@ -23,6 +23,7 @@ SOURCES = {
     "attention.scores_kernel": "attention.triton",
     "attention.values_kernel": "attention.triton",
     "blocks.added_kernel": "blocks.triton",
+    "blocks.feed_kernel": "blocks.feed",
     "blocks.gated_kernel": "blocks.triton",
     "blocks.narrow_added_kernel": "blocks.narrow",
     "blocks.narrow_gated_kernel": "blocks.narrow",

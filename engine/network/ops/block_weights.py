@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...kernels.blocks import fuses
+from ...kernels.blocks import feeds, fuses, turned_columns
 from ...kernels.targets import kernels_for
 from ..products import coded
 
@@ -51,11 +51,11 @@ class Block(nn.Module):
 
 
 class Scales(NamedTuple):
-    """Scales of the rows of a block's 8-bit weights, float32."""
+    """Scales of the rows of a block's 8-bit weights, float32. None: one kernel runs all of the MLP, in 16 bit."""
 
     qkv: Tensor
-    gates: Tensor
-    down: Tensor
+    gates: Tensor | None = None
+    down: Tensor | None = None
 
 
 class Norms(NamedTuple):
@@ -79,9 +79,11 @@ class Norms(NamedTuple):
 class Weights:
     """A block's weights as its products take them. bound: no logit exceeds it. fused: the norms are part of the weights
     after them. gates: the product in SiLU and the other; fused: one with the rows of both in turn. scales: of fused
-    8-bit products; the one behind the attention and that of the context are in 16 bit, because memory limits both."""
+    8-bit products; the one behind the attention and that of the context are in 16 bit, because memory limits both. fed:
+    one kernel runs all after the attention, in 16 bit, and `down` has its columns in that kernel's order."""
 
     fused: bool
+    fed: bool
     scales: Scales | None
     norm1: Tensor
     qkv: Tensor
@@ -113,6 +115,7 @@ class Weights:
         fused = kind is not None or kernels_for(a.qkv.weight.device, "auto") is not None
         fused = fused and fuses(width, head, dtype)
         narrow = fused and kind is not None
+        fed = fused and feeds(width, m.w_down.weight.shape[1], a.qkv.weight.device)
         norm1, norm2, shift1, shift2 = block.norm1.weight.float(), block.norm2.weight.float(), None, None
         if modulation is not None:
             scale1, shift1, scale2, shift2 = modulation
@@ -134,10 +137,16 @@ class Weights:
         if not fused:  # weights of a softmax sum up to 1: the values' bias reaches the result as it is
             proj_bias = proj_bias + a.proj.weight.float() @ qkv_bias[2 * width :]
         qkv = normed(qkv, norm1)
-        if narrow:
+        if fed:
+            gates, down = [gates[0].to(dtype)], turned_columns(down)
+        if narrow and fed:
+            qkv, of_qkv = coded(qkv, kind)
+            scales = Scales(of_qkv)
+        elif narrow:
             (qkv, of_qkv), (gates[0], of_gates), (down, of_down) = (coded(t, kind) for t in (qkv, gates[0], down))
             scales = Scales(of_qkv, of_gates, of_down)
         return cls(
-            fused, scales, norm1.to(dtype), qkv, qkv_bias.to(dtype), norms.values, a.proj.weight, proj_bias.to(dtype),
-            norm2.to(dtype), gates, None if biases is None else [b.to(dtype) for b in biases], down, norms.bound,
+            fused, fed, scales, norm1.to(dtype), qkv, qkv_bias.to(dtype), norms.values, a.proj.weight,
+            proj_bias.to(dtype), norm2.to(dtype), gates, None if biases is None else [b.to(dtype) for b in biases],
+            down, norms.bound,
         )  # fmt: skip

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.blocks import GROUP as IN_SCALE
-from ...kernels.blocks import Place, added, angles, gated_product, projected, turned
+from ...kernels.blocks import Place, added, angles, feed_forward, gated_product, projected, turned
 from ...kernels.neighbourhood import Window, neighbourhood
 from ...kernels.tokens import gated, normalised
 from .block_weights import Weights
@@ -233,6 +233,11 @@ class Attend:
         mixed, after = query.view(-1, c), self._after
         context = None if after is None else frames.context.reshape(-1, c)
         if w.fused:
+            biases = None if w.biases is None else w.biases[0]
+            if w.fed:
+                more = None if after is None else (context, after.weight, after.bias)
+                feed_forward(x, w.gates[0], biases, EPS, w.down, (mixed, w.proj, w.proj_bias), more)
+                return
             added(x, mixed, w.proj, w.proj_bias)
             del mixed, parts, query
             rows, columns = x.shape[0], w.down.shape[1]
@@ -240,7 +245,6 @@ class Attend:
             if w.scales is not None:
                 _, of_gates, of_down = w.scales
                 found = x.new_empty(rows, columns // IN_SCALE, dtype=torch.float32)
-            biases = None if w.biases is None else w.biases[0]
             gated_product(x, w.gates[0], biases, EPS, inner, columns=of_gates, scales=found)
             more = None if after is None else (context, after.weight)
             bias = None if after is None else after.bias

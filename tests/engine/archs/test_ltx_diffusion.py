@@ -14,6 +14,7 @@ from zerowaste_vae.engine.bench.calibrate import calibrate
 from zerowaste_vae.engine.kernels.blocks import angles
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
 from zerowaste_vae.engine.kernels.targets import prebuilt
+from zerowaste_vae.engine.network.ops import block_weights
 from zerowaste_vae.engine.network.ops.diffusion import NeighbourDecoder, Stage
 from zerowaste_vae.engine.network.ops.neighbours import Attend
 from zerowaste_vae.engine.network.state import State
@@ -185,6 +186,18 @@ def test_8_bit(wide_ltx25, noise, kind, least):
     state.kind, state.noise = kind, lambda frame: torch.zeros(3, 64, 64)
     blocks = [s._w for s in half.program.steps[-1]._pictures(half.part, state) if isinstance(s, Attend)]
     assert len(blocks) == 2 and all(w.down.dtype.itemsize == 1 and w.proj.dtype == torch.bfloat16 for w in blocks)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_mlp_in_one(wide_ltx25, noise, kind, monkeypatch):
+    """Where one kernel runs all of an MLP, its last product is in 16 bit; this CPU runs that kernel's reference."""
+    z = noise(1, 16, 2, 2, 2)
+    vaes = [load(wide_ltx25, device="cpu", precision=p) for p in (kind, kind, "fp32")]
+    apart = vaes[0].decode(z, seed=3)
+    monkeypatch.setattr(block_weights, "feeds", lambda *_: True)
+    made, exact = (v.decode(z, seed=3) for v in vaes[1:])
+    assert not torch.equal(made, apart)
+    assert (made - exact).square().mean() < (apart - exact).square().mean()
 
 
 def test_8_bit_that_is_not_to_be_had(wide_ltx25, tiny_ltx25):

@@ -5,7 +5,17 @@ import gc
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.blocks import GROUP, Place, added, angles, gated_product, projected
+from zerowaste_vae.engine.kernels.blocks import (
+    GROUP,
+    Place,
+    added,
+    angles,
+    feed_forward,
+    feeds,
+    gated_product,
+    projected,
+    turned_columns,
+)
 from zerowaste_vae.engine.kernels.neighbourhood import Window, neighbourhood
 from zerowaste_vae.engine.network.products import coded
 
@@ -101,6 +111,43 @@ def test_narrow_products(vae, kind, height, width, c):
     others = torch.arange(rows) != 5
     for fine, broken in zip(found["triton"], found["broken"], strict=True):
         assert torch.equal(fine[others], broken[others]) and not broken[5].isfinite().any()
+
+
+@pytest.mark.parametrize("rows", [1, 64, 65, 129, 17001])
+@pytest.mark.parametrize("biased, first, last", [(True, True, True), (True, False, True), (False, False, False)])
+def test_feed_forward(vae, rows, biased, first, last):
+    """All after the attention in one kernel, at row counts that fill no tile: beside its reference, and the same bits
+    as of three kernels; a row does not depend on others, and what is behind the rows stays."""
+    c, d = 256, 1024
+    if not feeds(c, d, torch.device(DEVICE)):
+        pytest.skip("three kernels run here")
+    room = torch.cat((normal(rows, c, scale=3.0), torch.full((130, c), 7.0, device=DEVICE, dtype=BF16)))
+    x, gates, biases = room[:rows].clone(), normal(2 * d, c, scale=c**-0.5), normal(2 * d) if biased else None
+    down = normal(c, d, scale=d**-0.5)
+    before, more = (
+        (normal(rows, c), normal(c, c, scale=c**-0.5), normal(c)) if there else None for there in (first, last)
+    )
+
+    def run(x, part=slice(None), **how):
+        own = [None if t is None else (t[0][part].clone(), *t[1:]) for t in (before, more)]
+        feed_forward(x, gates, biases, EPS, turned_columns(down), *own, **how)
+        return x
+
+    made, inner, apart = room.clone(), x.new_empty(rows, d), x.clone()
+    run(made[:rows])
+    assert torch.equal(made[rows:], room[rows:])
+    assert error(made[:rows], run(x.clone(), backend="reference")) < 8e-3
+    if before is not None:
+        added(apart, *before)
+    gated_product(apart, gates, biases, EPS, inner)
+    added(apart, inner, down, None if more is None else more[2], None if more is None else more[:2])
+    assert torch.equal(made[:rows], apart)
+    if rows > 300:
+        part = x[200:301].clone()
+        part[50, 3] = torch.nan
+        run(part, slice(200, 301))
+        others = torch.arange(101) != 50
+        assert torch.equal(part[others], made[200:301][others]) and part[50].isnan().all()
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])

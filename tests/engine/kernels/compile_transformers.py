@@ -101,14 +101,16 @@ def wide_calls(here: Target):
     q, keys = meta(2, 176, 320, 4, 64, dtype=BF16), meta(12, 176, 320, 2, 4, 64, dtype=BF16)
     weight, biases, rows = meta(2048, 256, dtype=BF16), meta(2048, dtype=BF16), meta(112640, 256, dtype=BF16)
     qkv, of_heads = meta(768, 256, dtype=BF16), (meta(768, dtype=BF16), meta(2, 64), meta(512, 32, 2))
-    wanted = "blocks.wide_gated_kernel", "blocks.wide_projected_kernel", "neighbourhood.wide_neighbourhood_kernel"
-    with cross_compile.recorded(*wanted) as calls:
+    names = "blocks.wide_gated_kernel", "blocks.wide_projected_kernel", "neighbourhood.wide_neighbourhood_kernel"
+    with cross_compile.recorded(*names, "blocks.feed_kernel") as calls:
         window = Window((11, 11, 11), 20, 1 << 30)
         neighbourhood.launch(q, keys[..., 0, :, :], keys[..., 1, :, :], window, here, out=q)
         with using(here):
             blocks.gated_product(rows, weight, biases, 1e-6, meta(112640, 1024, dtype=BF16), backend="triton")
             for out in ((meta(112640, 4, 64, dtype=BF16), None), (None, keys.view(-1, 2, 4, 64))):
                 blocks.projected(rows, qkv, *of_heads, blocks.Place(0, 176, 320), 1e-6, *out, backend="triton")
+            down, more = meta(256, 1024, dtype=BF16), (rows, meta(256, 256, dtype=BF16), meta(256, dtype=BF16))
+            blocks.feed_forward(rows, weight, biases, 1e-6, down, more, more, backend="triton")
     return calls
 
 
@@ -130,7 +132,7 @@ def narrow_calls(here: Target, kind: torch.dtype):
 def transformer_cases(here: Target):
     """Yield (name, recorded call) for one generation."""
     if here.wgmma:
-        names = "neighbourhood", "blocks", "blocks of queries", "blocks of keys"
+        names = "neighbourhood", "blocks", "blocks of queries", "blocks of keys", "blocks of an MLP"
         for name, call in zip(names, wide_calls(here), strict=True):
             yield f"{name} wide", call
     kinds = [(HALF, HALF), (INT8, HALF), *([(FP8, BF16)] if here.fp8 else [])]

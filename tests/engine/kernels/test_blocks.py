@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.blocks import Place, added, angles, gated_product, projected, turned
+from zerowaste_vae.engine.kernels.blocks import (
+    Place,
+    added,
+    angles,
+    feed_forward,
+    gated_product,
+    projected,
+    turned,
+    turned_columns,
+)
 from zerowaste_vae.engine.kernels.blocks.schedules import GROUP, Schedule
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.kernels.tokens import LIMITS
@@ -104,6 +113,26 @@ def test_added(backend, dtype, biased, more):
     want += 0 if second is None else second[0].double() @ second[1].double().T
     added(x, y, weight, bias, second, backend=backend, schedule=SMALL)
     assert error(x, want) < TOLERANCE[dtype]
+
+
+@TYPES
+@pytest.mark.parametrize("biased, more", [(False, False), (True, False), (True, True)])
+def test_feed_forward(dtype, biased, more):
+    """All after the attention, by its reference; the kernel runs on a GPU alone."""
+    rows, c, d = 21, 32, 64
+    x, gates = normal(rows, c, dtype=dtype), normal(2 * d, c, dtype=dtype, scale=c**-0.5)
+    down, biases = normal(c, d, dtype=dtype, scale=d**-0.5), normal(2 * d, dtype=dtype) if biased else None
+    product = normal(rows, c, dtype=dtype), normal(c, c, dtype=dtype, scale=c**-0.5), normal(c, dtype=dtype)
+    g, u = (normed(x) @ gates.double().T + (0 if biases is None else biases.double())).unflatten(1, (-1, 2)).unbind(2)
+    want = x.double() + (g * g.sigmoid() * u) @ down.double().T
+    want += product[0].double() @ product[1].double().T + product[2].double() if more else 0
+    made, apart, joined = (x.clone() for _ in range(3))
+    feed_forward(made, gates, biases, EPS, turned_columns(down), more=product if more else None)
+    assert error(made, want) < TOLERANCE[dtype]
+    added(apart, *product)
+    feed_forward(apart, gates, biases, EPS, turned_columns(down))
+    feed_forward(joined, gates, biases, EPS, turned_columns(down), product)
+    assert torch.equal(apart, joined)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

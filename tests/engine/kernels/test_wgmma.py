@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.blocks import Place, gated_product, projected
+from zerowaste_vae.engine.kernels.blocks import Place, feed_forward, feeds, gated_product, projected
 from zerowaste_vae.engine.kernels.cards import FORMS
 from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.neighbourhood import Window
 from zerowaste_vae.engine.kernels.neighbourhood.dispatch import launch
-from zerowaste_vae.engine.kernels.targets import capabilities, prebuilt
+from zerowaste_vae.engine.kernels.targets import capabilities, prebuilt, using
 
 HOPPER = capabilities("card", 90, (3, 6))
 
@@ -38,11 +38,31 @@ def attention(here, head=64):
     return calls
 
 
-@pytest.mark.parametrize("here, wide", [
+def mlp(here):
+    rows, product = meta(300, 256), (meta(300, 256), meta(256, 256), meta(256))
+    with recording(here) as calls:
+        feed_forward(rows, meta(2048, 256), meta(2048), 1e-6, meta(256, 1024), None, product, backend="triton")
+    return calls
+
+
+CARDS = pytest.mark.parametrize("here, wide", [
     (HOPPER, True), (capabilities("card", 90, (3, 7)), True), (capabilities("card", 90, (3, 5)), False),
     *[(capabilities("card", sm, (3, 6)), False) for sm in (80, 89, 100, 120)],
     *[(prebuilt("card", FORMS[name], name), False) for name in "AC"],
 ], ids=str)  # fmt: skip
+
+
+@CARDS
+def test_mlp(here, wide):
+    """One kernel runs the MLP of 256 channels where there is wgmma, with as many programs as processors or tiles."""
+    with using(here):
+        found = [feeds(*size, torch.device("meta")) for size in ((256, 1024), (128, 512), (256, 1000))]
+    assert found == [wide, False, False]
+    if wide:
+        assert [(one.kernel, one.grid) for one in mlp(here)] == [("blocks.feed_kernel", (3,))]
+
+
+@CARDS
 def test_cards(here, wide):
     assert [one.kernel for one in product(here)] == [f"blocks.{'wide_' * wide}gated_kernel"]
     for which in ({"keys": False}, {"queries": False}):
