@@ -59,7 +59,7 @@ class Calls(Following):
         if self._busy.acquire(blocking=False):
             try:
                 self._follow()
-                if self._mixed.mode.kind and self.architecture.own is None and self.fused() is None:
+                if self._mixed.mode.kind and self.architecture.own is None and self._no_8_bit() is not None:
                     self._use(self._options)  # another VAE has found that the kernels fail: no 8 bit without them
                 yield self
             finally:

@@ -90,8 +90,7 @@ class Core(Calls):
         self._tiled = NativeComponents(model, dtype, options, self._mixed.mode.kind)
 
     def _mode_of(self, options: Options) -> Mixed:
-        arch = self.architecture
-        off = why_no_8_bit(arch.programs(self.model.config), self.dtype, self._kernels_off(emulate=True))
+        arch, off = self.architecture, self._no_8_bit()
         halves = [half for half in ("encoder", "decoder") if getattr(self.model, half) is not None]
         here = self.asked, self._float, self.dtype, self.device, options, off
         mode = mode_here(*here, arch, self.model.config, halves)
@@ -186,6 +185,11 @@ class Core(Calls):
         if mode.refused:
             off[mode.asked] = mode.refused
         return off
+
+    def _no_8_bit(self) -> str | None:
+        """Return the reason that 8-bit operands are unavailable at present, or None."""
+        programs = self.architecture.programs(self.model.config)
+        return why_no_8_bit(programs, self.dtype, self._kernels_off(emulate=True))
 
     def _kernels_off(self, emulate: bool = False) -> str | None:
         here = self.arch, self.model.config, self.dtype, self.device

@@ -179,8 +179,10 @@ def test_8_bit(wide_ltx25, noise, kind, least):
     assert f"{kind} on cpu" in report.text() and not {"fp8", kind} & set(dict(report.off))
     error = (got - exact.decode(z, seed=3)).square().mean().item()
     assert -10 * math.log10(error) > least  # a peak of 1: as decibels of -1..1
+    planner = made.planner
     assert torch.equal(made.decode(z, chunk=1, seed=3), got)
     assert torch.equal(made.decode(z, start=3, frames=4, seed=3), got[:, 3:7])
+    assert made.planner is planner  # all that was made for one call serves the next, such as weights on a GPU
     half = made.model.decoder
     state = State()
     state.kind, state.noise = kind, lambda frame: torch.zeros(3, 64, 64)
