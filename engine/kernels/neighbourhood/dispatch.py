@@ -12,7 +12,7 @@ from ..launching import launcher
 from ..observe import observed
 from ..targets import Target, interpreted, kernels_for, on_device
 from . import reference
-from .schedules import LONGEST, Schedule, pick
+from .schedules import LONGEST, WIDE, WIDE_TILE, Schedule, pick, wide_fits
 from .windows import TERMS, Window, hidden, whole
 
 #: Sizes of a head that the kernel takes.
@@ -20,7 +20,7 @@ HEADS = (16, 32, 64, 128)
 LOG2E = math.log2(math.e)
 #: The largest bound of logits, in powers of two, under which the least weight of a softmax is still a normal bf16.
 LARGEST_PEAK = 60.0
-#: Size of a head for which the kernel exists that makes logits beside the softmax, and its registers: with these, three
+#: Size of a head for which the kernel for wgmma exists, and its registers: with these, three
 #: programs run on a processor.
 WIDE_HEAD, REGISTERS = 64, 168
 
@@ -71,27 +71,38 @@ def launch(
 ) -> None:  # fmt: skip
     """Run the kernel; `schedule` overrides the table (checks and tuning only)."""
     frames, height, width, heads, head = q.shape
-    s = schedule or pick(here.sm)
     kernel = window.within(height, width)
-    tile, size = s.tile(window.kernel)
-    table, kinds, grid = hidden(height, width, kernel[1:], tile, size, s.keys, q.dtype, q.device)
     peak = bound * LOG2E
     # fp16 weights would lose their small values below 2^-14.
     bounded = peak <= LARGEST_PEAK and q.dtype != torch.float16
+    if here.wgmma and schedule is None and (bounded or q.is_meta) and head == WIDE_HEAD:
+        size = tuple(n + k - 1 for n, k in zip(WIDE_TILE, kernel[1:], strict=True))
+        if height >= size[0] and width >= size[1] and wide_fits(kernel, size):
+            table, kinds, grid = hidden(
+                height, width, kernel[1:], WIDE_TILE, size, WIDE.keys, q.dtype, q.device, wide=True
+            )
+            launcher("neighbourhood.wide_neighbourhood_kernel", here)[
+                (heads * math.prod(grid) * -(-frames // WIDE.frames),)
+            ](
+                q, k, v, table, kinds, out, frames, height, width, window.first, window.clip, ring, k.shape[0],
+                window.origin, *grid, *kernel, LOG2E, peak, HEADS=heads, D=head, TOKEN_Q=q.stride(2),
+                TOKEN_K=k.stride(2), RH=size[0], RW=size[1], BT=WIDE.frames, BH=WIDE_TILE[0], BW=WIDE_TILE[1],
+                BM=WIDE.queries, BN=WIDE.keys, TERMS=TERMS, num_warps=WIDE.warps, maxnreg=REGISTERS,
+            )  # fmt: skip
+            if not q.is_meta:
+                return
+    s = schedule or pick(here.sm)
+    tile, size = s.tile(window.kernel)
+    table, kinds, grid = hidden(height, width, kernel[1:], tile, size, s.keys, q.dtype, q.device)
     programs = heads * math.prod(grid) * -(-frames // s.frames)
     fits = height >= size[0] and width >= size[1]
     # Weights on the meta device have no bound, and frames there stand for all sizes: all forms are recorded.
     forms = itertools.product((False, True), repeat=2) if q.is_meta else ((fits, not bounded),)
-    even = -(-math.prod(size) // s.keys) % 2 == 0
     for inside, running in forms:
-        wide = here.wgmma and schedule is None and inside and not running and even and head == WIDE_HEAD
-        more = {"maxnreg": REGISTERS} if wide else {
-            "INSIDE": inside, "RUNNING": running, "num_stages": s.stages,
-            "UPCAST": interpreted() and q.is_cpu and q.dtype == torch.bfloat16,
-        }  # fmt: skip
-        launcher(f"neighbourhood.{'wide_' * wide}neighbourhood_kernel", here)[(programs,)](
+        launcher("neighbourhood.neighbourhood_kernel", here)[(programs,)](
             q, k, v, table, kinds, out, frames, height, width, window.first, window.clip, ring, k.shape[0], *grid,
             *kernel, LOG2E, 0.0 if running else peak, HEADS=heads, D=head, TOKEN_Q=q.stride(2), TOKEN_K=k.stride(2),
             RH=size[0], RW=size[1], WHOLE=whole(size[1]), BT=s.frames, BH=tile[0], BW=tile[1], BM=s.queries, BN=s.keys,
-            TERMS=TERMS, num_warps=s.warps, **more,
+            TERMS=TERMS, num_warps=s.warps, INSIDE=inside, RUNNING=running, num_stages=s.stages,
+            UPCAST=interpreted() and q.is_cpu and q.dtype == torch.bfloat16,
         )  # fmt: skip

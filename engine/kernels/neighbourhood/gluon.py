@@ -19,42 +19,37 @@ STAGES = gl.constexpr(3)
 
 
 @gluon.jit
-def _at(step, place, TOKEN_K: gl.constexpr, WHOLE: gl.constexpr, BLOCKS: gl.constexpr, BN: gl.constexpr):
-    """Return where a step's first key is. place: the first slot, slots, height, width, and the region's first row and
-    column."""
-    slot0, slots, height, width, top, left = place
-    slot = slot0 + step // BLOCKS
-    slot = gl.where(slot >= slots, slot - slots, slot).to(gl.int64)
-    return ((slot * height + top + step % BLOCKS * (BN // WHOLE)) * width + left) * TOKEN_K
+def _tokens(step, last, place, RW: gl.constexpr, BLOCKS: gl.constexpr, BN: gl.constexpr):
+    """Return the tokens of a step's keys in the ring. place: the first slot, slots, frames of the region, height,
+    width, the region's first row and column, the keys' numbers in a step, and the tokens of the last step."""
+    slot0, slots, frames, height, width, top, left, n, others = place
+    slot = slot0 + gl.minimum(step // BLOCKS, frames - 1)
+    slot = gl.where(slot >= slots, slot - slots, slot)
+    i = step % BLOCKS * BN + n
+    row = i * ((65536 + RW - 1) // RW) >> 16
+    return gl.where(step == last, others, (slot * height + top) * width + left + i + row * (width - RW))
 
 
 @gluon.jit
-def _where(offsets, step, BLOCKS: gl.constexpr):
-    """Return offsets of a step's keys from its first one."""
-    others, last, channels = offsets
-    return gl.where(step % BLOCKS == BLOCKS - 1, last, others)[:, None] + channels
-
-
-@gluon.jit
-def _keys(operands, buffers, step, steps, place, TOKEN_K: gl.constexpr, WHOLE: gl.constexpr, BLOCKS: gl.constexpr,
+def _keys(operands, buffers, step, last, place, TOKEN_K: gl.constexpr, RW: gl.constexpr, BLOCKS: gl.constexpr,
           BN: gl.constexpr, TERMS: gl.constexpr):  # fmt: skip
     """Start to copy the keys of a step and which of them are hidden, if there is one."""
-    k, _, hidden, offsets, theirs = operands
-    into, real = step % STAGES, step < steps
-    at = k + _at(step, place, TOKEN_K, WHOLE, BLOCKS, BN)
-    async_copy.async_copy_global_to_shared(buffers[0].index(into), at + _where(offsets, step, BLOCKS), real)
-    at = hidden + step % BLOCKS * (BN * TERMS)
+    k, _, hidden, channels, theirs = operands
+    into, real = step % STAGES, step <= last
+    at = _tokens(step, last, place, RW, BLOCKS, BN).to(gl.int64)[:, None] * TOKEN_K + channels
+    async_copy.async_copy_global_to_shared(buffers[0].index(into), k + at, real)
+    at = hidden + gl.where(step == last, BLOCKS, step % BLOCKS) * (BN * TERMS)
     async_copy.async_copy_global_to_shared(buffers[2].index(into), at + theirs, real)
 
 
 @gluon.jit
-def _issue(operands, buffers, step, steps, place, TOKEN_K: gl.constexpr, WHOLE: gl.constexpr, BLOCKS: gl.constexpr,
+def _issue(operands, buffers, step, last, place, TOKEN_K: gl.constexpr, RW: gl.constexpr, BLOCKS: gl.constexpr,
            BN: gl.constexpr, TERMS: gl.constexpr):  # fmt: skip
     """Start to copy the values of a step and the keys of the next one: what is needed at one time is one group."""
-    _, v, _, offsets, _ = operands
-    at = v + _at(step, place, TOKEN_K, WHOLE, BLOCKS, BN) + _where(offsets, step, BLOCKS)
-    async_copy.async_copy_global_to_shared(buffers[1].index(step % STAGES), at, step < steps)
-    _keys(operands, buffers, step + 1, steps, place, TOKEN_K, WHOLE, BLOCKS, BN, TERMS)
+    _, v, _, channels, _ = operands
+    at = _tokens(step, last, place, RW, BLOCKS, BN).to(gl.int64)[:, None] * TOKEN_K + channels
+    async_copy.async_copy_global_to_shared(buffers[1].index(step % STAGES), v + at, step <= last)
+    _keys(operands, buffers, step + 1, last, place, TOKEN_K, RW, BLOCKS, BN, TERMS)
     async_copy.commit_group()
 
 
@@ -72,34 +67,43 @@ def _logits(query, ours, buffers, step, LOGITS: gl.constexpr, BM: gl.constexpr, 
 
 
 @gluon.jit
-def _mixed(scores, acc, total, buffers, step, start, begin, KT, scale, peak, BLOCKS: gl.constexpr,
-           WEIGHTS: gl.constexpr):  # fmt: skip
-    """Add a step's values, and begin no other work before they are added."""
-    frame = start + step // BLOCKS
-    seen = (frame >= begin) & (frame < begin + KT)
-    weight = gl.exp2(scores * scale - gl.where(seen, peak, float("inf"))[:, None])
+def _mixed(scores, acc, total, buffers, step, subtrahend, scale, WEIGHTS: gl.constexpr):
+    """Begin to add a step's values. subtrahend: the peak, or infinity where a query does not attend to a key."""
+    weight = gl.exp2(scores * scale - subtrahend)
     total += gl.sum(weight, 1)
     value = buffers[1].index(step % STAGES)
     return warpgroup_mma(gl.convert_layout(weight.to(value.dtype), WEIGHTS), value, acc, is_async=True), total
 
 
-@gluon.jit(do_not_specialize=["frames", "height", "width", "first", "clip", "ring", "slots", "down", "across",
+@gluon.jit
+def _peaks(step, start, begin, KT, peak, BLOCKS: gl.constexpr):
+    """Return what is subtracted from the logits of a frame's keys, for each query."""
+    frame = start + step // BLOCKS
+    seen = (frame >= begin) & (frame < begin + KT)
+    return gl.where(seen, peak, float("inf"))[:, None]
+
+
+@gluon.jit(do_not_specialize=["frames", "height", "width", "first", "clip", "ring", "slots", "origin", "down", "across",
                               "KT", "KH", "KW"])
-def wide_neighbourhood_kernel(q, k, v, hidden, kinds, out, frames, height, width, first, clip, ring, slots, down,
-                              across, KT, KH, KW, scale, peak, HEADS: gl.constexpr, D: gl.constexpr,
+def wide_neighbourhood_kernel(q, k, v, hidden, kinds, out, frames, height, width, first, clip, ring, slots, origin,
+                              down, across, KT, KH, KW, scale, peak, HEADS: gl.constexpr, D: gl.constexpr,
                               TOKEN_Q: gl.constexpr, TOKEN_K: gl.constexpr, RH: gl.constexpr, RW: gl.constexpr,
                               BT: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, BM: gl.constexpr,
-                              BN: gl.constexpr, TERMS: gl.constexpr, WHOLE: gl.constexpr):  # fmt: skip
-    """Compute what `neighbourhood_kernel` does, where no region reaches beyond the frame and has an even number of
-    steps."""
+                              BN: gl.constexpr, TERMS: gl.constexpr):  # fmt: skip
+    """Compute what `neighbourhood_kernel` does, where no region reaches beyond the frame.
+
+    A frame's keys are whole steps and REST more. Those of all frames are in one step behind the others, each frame's at
+    a place that its number in the whole clip gives it: so no bit depends on the frames of a program."""
     WARPS: gl.constexpr = gl.num_warps()
-    BLOCKS: gl.constexpr = (RH * RW + BN - 1) // BN
-    REST: gl.constexpr = RW - WHOLE if RW > WHOLE else 1
+    BLOCKS: gl.constexpr = RH * RW // BN
+    REST: gl.constexpr = RH * RW - BLOCKS * BN
+    SPAN: gl.constexpr = BN // REST
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [WARPS, 1], [1, 0])
     COPY_HIDDEN: gl.constexpr = gl.BlockedLayout([1, 8], [256 // TERMS, TERMS // 8], [WARPS, 1], [1, 0])
     ROWS: gl.constexpr = gl.NVMMASharedLayout(min(2 * D, 128), 16, 2)
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BN, 16])
     VALUES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, D, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, VALUES, 2)
     TYPE: gl.constexpr = q.dtype.element_ty
     head, tile = gl.program_id(0) % HEADS, gl.program_id(0) // HEADS
     spot = tile % (down * across)
@@ -120,48 +124,53 @@ def wide_neighbourhood_kernel(q, k, v, hidden, kinds, out, frames, height, width
     begin = gl.maximum(gl.minimum(first + t0 + m // (BH * BW) - KT // 2, clip - KT), 0)
     start = gl.maximum(gl.minimum(first + t0 - KT // 2, clip - KT), 0)
     stop = gl.maximum(gl.minimum(first + gl.minimum(t0 + BT, frames) - 1 - KT // 2, clip - KT), 0) + KT
-    steps = (stop - start) * BLOCKS
+    last = ((stop - start) * BLOCKS + 1) // 2 * 2  # an odd number has one more, of hidden keys
 
     n = gl.arange(0, BN, layout=gl.SliceLayout(1, COPY))
-    # The last step of a frame has its keys elsewhere: see `_place` in triton.py.
-    i = (BLOCKS - 1) * BN + n
-    after = gl.maximum(i - RH * WHOLE, 0)
-    row_n = gl.minimum(gl.where(i < RH * WHOLE, i // WHOLE, after // REST), RH - 1) - (BLOCKS - 1) * (BN // WHOLE)
-    column_n = gl.minimum(gl.where(i < RH * WHOLE, i % WHOLE, WHOLE + after % REST), RW - 1)
-    others, last = (n // WHOLE * width + n % WHOLE) * TOKEN_K, (row_n * width + column_n) * TOKEN_K
-    offsets = (others, last, head * D + d)
-    n = gl.arange(0, BN, layout=gl.SliceLayout(1, COPY_HIDDEN))
-    theirs = n[:, None] * TERMS + gl.arange(0, TERMS, layout=gl.SliceLayout(0, COPY_HIDDEN))[None, :]
-    hidden += gl.load(kinds + spot).to(gl.int64) * (BLOCKS * BN * TERMS)
     top = gl.maximum(gl.minimum(y0 - KH // 2, height - RH), 0)
     left = gl.maximum(gl.minimum(x0 - KW // 2, width - RW), 0)
-    place = ((start + ring) % slots, slots, height, width, top, left)
-    operands = (k, v, hidden, offsets, theirs)
+    # Frames after the region have hidden keys: any of the region are there.
+    ahead = (n // REST + SPAN - (start + origin) % SPAN) % SPAN
+    slot = (start + gl.where(ahead < stop - start, ahead, 0) + ring) % slots
+    i = BLOCKS * BN + n % REST
+    others = (slot * height + top + i // RW) * width + left + i % RW
+    place = ((start + ring) % slots, slots, stop - start, height, width, top, left, n, others)
+    n = gl.arange(0, BN, layout=gl.SliceLayout(1, COPY_HIDDEN))
+    theirs = n[:, None] * TERMS + gl.arange(0, TERMS, layout=gl.SliceLayout(0, COPY_HIDDEN))[None, :]
+    hidden += gl.load(kinds + spot).to(gl.int64) * ((BLOCKS + 1) * BN * TERMS)
+    operands = (k, v, hidden, head * D + d, theirs)
     buffers = (
         gl.allocate_shared_memory(TYPE, [STAGES, BN, D], ROWS),
         gl.allocate_shared_memory(TYPE, [STAGES, BN, D], ROWS),
         gl.allocate_shared_memory(TYPE, [STAGES, BN, TERMS], gl.NVMMASharedLayout(2 * TERMS, 16, 2)),
     )
-    _keys(operands, buffers, 0, steps, place, TOKEN_K, WHOLE, BLOCKS, BN, TERMS)
+    _keys(operands, buffers, 0, last, place, TOKEN_K, RW, BLOCKS, BN, TERMS)
     async_copy.commit_group()
-    _issue(operands, buffers, 0, steps, place, TOKEN_K, WHOLE, BLOCKS, BN, TERMS)
-    _issue(operands, buffers, 1, steps, place, TOKEN_K, WHOLE, BLOCKS, BN, TERMS)
+    _issue(operands, buffers, 0, last, place, TOKEN_K, RW, BLOCKS, BN, TERMS)
+    _issue(operands, buffers, 1, last, place, TOKEN_K, RW, BLOCKS, BN, TERMS)
     even = _logits(query, ours, buffers, 0, LOGITS, BM, BN)
     acc = gl.zeros([BM, D], gl.float32, layout=VALUES)
     total = gl.zeros([BM], gl.float32, layout=gl.SliceLayout(1, LOGITS))
     scores = warpgroup_mma_wait(0, deps=[even])
-    for i in range(0, steps, 2):
+    for i in range(0, last, 2):
         odd = _logits(query, ours, buffers, i + 1, LOGITS, BM, BN)
-        _issue(operands, buffers, i + 2, steps, place, TOKEN_K, WHOLE, BLOCKS, BN, TERMS)
-        mixed, total = _mixed(scores, acc, total, buffers, i, start, begin, KT, scale, peak, BLOCKS,
-                              gl.DotOperandLayout(0, VALUES, 2))  # fmt: skip
+        _issue(operands, buffers, i + 2, last, place, TOKEN_K, RW, BLOCKS, BN, TERMS)
+        peaks = _peaks(i, start, begin, KT, peak, BLOCKS)
+        mixed, total = _mixed(scores, acc, total, buffers, i, peaks, scale, WEIGHTS)
         scores, acc = warpgroup_mma_wait(0, deps=[odd, mixed])
-        even = _logits(query, ours, buffers, i + 2, LOGITS, BM, BN)  # the last one is not used
-        _issue(operands, buffers, i + 3, steps, place, TOKEN_K, WHOLE, BLOCKS, BN, TERMS)
-        mixed, total = _mixed(scores, acc, total, buffers, i + 1, start, begin, KT, scale, peak, BLOCKS,
-                              gl.DotOperandLayout(0, VALUES, 2))  # fmt: skip
+        even = _logits(query, ours, buffers, i + 2, LOGITS, BM, BN)
+        _issue(operands, buffers, i + 3, last, place, TOKEN_K, RW, BLOCKS, BN, TERMS)
+        peaks = _peaks(i + 1, start, begin, KT, peak, BLOCKS)
+        mixed, total = _mixed(scores, acc, total, buffers, i + 1, peaks, scale, WEIGHTS)
         scores, acc = warpgroup_mma_wait(0, deps=[even, mixed])
     async_copy.wait_group(0)
+    barrier()
+    fence_async_shared()
+    n = gl.arange(0, BN, layout=gl.SliceLayout(0, LOGITS))
+    frame = (start + (n // REST + SPAN - (start + origin) % SPAN) % SPAN)[None, :]
+    seen = (frame >= begin[:, None]) & (frame < (begin + KT)[:, None])
+    mixed, total = _mixed(scores, acc, total, buffers, last, gl.where(seen, peak, float("inf")), scale, WEIGHTS)
+    acc = warpgroup_mma_wait(0, deps=[mixed])
     acc = acc / gl.convert_layout(total, gl.SliceLayout(1, VALUES))[:, None]
     found = gl.convert_layout(acc.to(TYPE), COPY)
     gl.store(out + row * (HEADS * D) + head * D + d, found, mask=real[:, None])

@@ -31,6 +31,15 @@ class Schedule:
 LONGEST = 28
 _TWO = Schedule(queries=64, frames=2, keys=64, warps=4, stages=3)
 SCHEDULES: dict[int, Schedule] = {80: _TWO, 90: _TWO, 100: _TWO, 120: _TWO}
+#: Of the kernel for wgmma: tiles of 4x4x4 queries have the fewest keys for each.
+WIDE, WIDE_TILE = Schedule(queries=64, frames=4, keys=64, warps=4, stages=3), (4, 4)
+
+
+def wide_fits(kernel: tuple[int, int, int], size: tuple[int, int]) -> bool:
+    """Return whether the kernel for wgmma takes a window, and a tile's region of keys: the keys of all its frames that
+    fill no step of a frame fill one together."""
+    rest = size[0] * size[1] % WIDE.keys
+    return rest > 0 and WIDE.keys % rest == 0 and kernel[0] + WIDE.frames - 1 <= WIDE.keys // rest
 
 
 def pick(sm: int) -> Schedule:

@@ -19,12 +19,13 @@ class Window:
     """Frames, rows and columns of tokens that one query attends to, and the clip that they lie in.
 
     first: the clip's frame that the queries begin with. clip: frames of the clip; while its end is unknown, any number
-    that no window reaches.
+    that no window reaches. origin: where the clip is a part of a longer one, that one's frame that it begins with.
     """
 
     kernel: tuple[int, int, int]
     first: int
     clip: int
+    origin: int = 0
 
     def within(self, height: int, width: int) -> tuple[int, int, int]:
         """Return the kernel along each axis: no longer than the axis."""
@@ -57,15 +58,16 @@ class Regions:
     def grid(self) -> tuple[int, int]:
         return len(self.down), len(self.across)
 
-    def hidden(self, step: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    def hidden(self, keys: Tensor, step: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return what the kernel adds to logits, as a product with each query's row and column of its tile.
 
         Args:
+            keys: int64, a region's keys in the kernel's order, as `order` has them.
             step: keys that the kernel takes at once.
 
         Returns:
-            [kinds, keys, TERMS], keys as `order` has them, and hidden ones up to a whole step: 0 where the query of a
-                tile's row r (term r), or column c (term rows + c), attends to the key, else HIDDEN.
+            [kinds, keys, TERMS], and hidden ones up to a whole step: 0 where the query of a tile's row r (term r), or
+                column c (term rows + c), attends to the key, else HIDDEN.
             int32 [tiles], the kind of every tile.
         """
         (_, tall, high), (_, wide, long) = self.rows.shape, self.columns.shape
@@ -73,7 +75,7 @@ class Regions:
         seen[..., :tall] = self.rows.transpose(1, 2)[:, None, :, None]
         seen[..., tall : tall + wide] = self.columns.transpose(1, 2)[None, :, None]
         kinds = self.down[:, None] * len(self.columns) + self.across
-        keys, seen = order(high, long), seen.view(-1, high * long, TERMS)
+        seen = seen.view(-1, high * long, TERMS)
         table = torch.full((len(seen), -(-len(keys) // step) * step, TERMS), HIDDEN)
         table[:, : len(keys)].masked_fill_(seen[:, keys], 0.0)
         return table.to(device, dtype), kinds.flatten().int().to(device)
@@ -89,6 +91,13 @@ def order(rows: int, columns: int) -> Tensor:
     columns of all rows, so that a step has whole rows of these, then the rest."""
     keys = torch.arange(rows * columns).view(rows, columns)
     return torch.cat([part.flatten() for part in keys.tensor_split((whole(columns),), 1)])
+
+
+def in_rows(rows: int, columns: int, step: int) -> Tensor:
+    """Return the keys of a region row by row, then a step of those that fill none, again and again."""
+    keys = torch.arange(rows * columns)
+    whole, rest = keys.split((rows * columns // step * step, rows * columns % step))
+    return torch.cat((whole, rest.repeat(step // len(rest))))
 
 
 #: What hides a key from a query; fp16 holds it.
@@ -108,11 +117,13 @@ def regions(height: int, width: int, kernel: tuple[int, int], tile: tuple[int, i
 @functools.lru_cache(maxsize=64)
 def hidden(
     height: int, width: int, kernel: tuple[int, int], tile: tuple[int, int], size: tuple[int, int], step: int,
-    dtype: torch.dtype, device: torch.device,
+    dtype: torch.dtype, device: torch.device, wide: bool = False,
 ) -> tuple[Tensor, Tensor, tuple[int, int]]:  # fmt: skip
-    """Return `Regions.hidden` of the `regions` of a frame, and how many tiles lie below and beside each other."""
+    """Return `Regions.hidden` of the `regions` of a frame, and how many tiles lie below and beside each other. wide:
+    keys are `in_rows`, not in `order`."""
     found = regions(height, width, kernel, tile, size)
-    return *found.hidden(step, dtype, device), found.grid
+    keys = in_rows(*size, step) if wide else order(*size)
+    return *found.hidden(keys, step, dtype, device), found.grid
 
 
 def _attends(length: int, kernel: int, tile: int, size: int) -> Tensor:
