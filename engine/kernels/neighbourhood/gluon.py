@@ -70,7 +70,8 @@ def _logits(query, ours, buffers, step, LOGITS: gl.constexpr, BM: gl.constexpr, 
 def _mixed(scores, acc, total, buffers, step, subtrahend, scale, WEIGHTS: gl.constexpr):
     """Begin to add a step's values. subtrahend: the peak, or infinity where a query does not attend to a key."""
     weight = gl.exp2(scores * scale - subtrahend)
-    total += gl.sum(weight, 1)
+    # A thread adds up what it has of a row: threads' sums meet at the end.
+    total += gl.sum(gl.sum(weight.reshape([weight.shape[0], weight.shape[1] // 8, 4, 2]), 3), 1)
     value = buffers[1].index(step % STAGES)
     return warpgroup_mma(gl.convert_layout(weight.to(value.dtype), WEIGHTS), value, acc, is_async=True), total
 
@@ -150,7 +151,7 @@ def wide_neighbourhood_kernel(q, k, v, hidden, kinds, out, frames, height, width
     _issue(operands, buffers, 1, last, place, TOKEN_K, RW, BLOCKS, BN, TERMS)
     even = _logits(query, ours, buffers, 0, LOGITS, BM, BN)
     acc = gl.zeros([BM, D], gl.float32, layout=VALUES)
-    total = gl.zeros([BM], gl.float32, layout=gl.SliceLayout(1, LOGITS))
+    total = gl.sum(gl.sum(gl.zeros([BM, BN], gl.float32, layout=LOGITS).reshape([BM, BN // 8, 4, 2]), 3), 1)
     scores = warpgroup_mma_wait(0, deps=[even])
     for i in range(0, last, 2):
         odd = _logits(query, ours, buffers, i + 1, LOGITS, BM, BN)
@@ -171,6 +172,6 @@ def wide_neighbourhood_kernel(q, k, v, hidden, kinds, out, frames, height, width
     seen = (frame >= begin[:, None]) & (frame < (begin + KT)[:, None])
     mixed, total = _mixed(scores, acc, total, buffers, last, gl.where(seen, peak, float("inf")), scale, WEIGHTS)
     acc = warpgroup_mma_wait(0, deps=[mixed])
-    acc = acc / gl.convert_layout(total, gl.SliceLayout(1, VALUES))[:, None]
+    acc = acc / gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, VALUES))[:, None]
     found = gl.convert_layout(acc.to(TYPE), COPY)
     gl.store(out + row * (HEADS * D) + head * D + d, found, mask=real[:, None])
