@@ -22,18 +22,7 @@ from ..values import CAUSAL, Size, Style, Taps, Work
 from .block_weights import Block, Norms, Weight, Weights
 from .conditioned import WAVES, waves_of
 from .diffusion_memory import needed
-from .neighbours import (
-    EARLY,
-    GROUP,
-    Attend,
-    Dropped,
-    Frames,
-    Grouped,
-    Kernel,
-    Station,
-    Up,
-    in_groups,
-)
+from .neighbours import GROUP, Attend, Dropped, Frames, Grouped, Kernel, Station, Up, in_groups
 from .passes import AHEAD, Joined, Passes, Waiting
 from .sampling import COLOURS, ONE_STEP, Enter, Leave, Sampling
 
@@ -100,7 +89,7 @@ class NeighbourDecoder(Step):
     name: str = "diff_blocks"
     late = True
     bounded = True
-    cycle = EARLY
+    cycle = GROUP
     launches = True
     lazy = True
     noisy = True
@@ -182,11 +171,10 @@ class NeighbourDecoder(Step):
         blocks = [part(f"det_stages.{i}.{j}") for i, stage in enumerate(self.stages) for j in range(stage.layers)]
         each = zip(blocks, Norms.of(blocks), strict=True)
         for i, stage in enumerate(self.stages):
-            group = EARLY if i < last else GROUP
-            yield Grouped(group)
+            yield Grouped()
             for block, norms in itertools.islice(each, stage.layers):
                 weights = functools.partial(Weights.of, block, norms)
-                yield Attend(weights, stage.kernel, begins=rate * begins, group=group)
+                yield Attend(weights, stage.kernel, begins=rate * begins)
             yield Up(part(f"upsamples.{i}.proj"), stage.stride) if i < last else Dropped(self.ghosts * rate)
             rate *= stage.stride[0]
 
@@ -228,7 +216,7 @@ class NeighbourDecoder(Step):
             rate *= stage.stride[0]
         reach += (self.sampling.steps * self.layers + 1) * (self.kernel[0] // 2)
         reach = math.ceil(reach / rate) + 1
-        return Taps(reach, reach + EARLY - GROUP)
+        return Taps(reach, reach + GROUP // 2)
 
     def size(self, size: Size, starts: bool) -> Size:
         made = super().size(size, starts)

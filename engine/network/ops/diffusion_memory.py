@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...kernels.blocks import fuses
-from .neighbours import EARLY, GROUP, ROWS, Kernel, first, in_groups, slots, waiting
+from .neighbours import GROUP, ROWS, Kernel, first, in_groups, slots, waiting
 from .passes import AHEAD
 from .sampling import COLOURS
 
@@ -20,31 +20,30 @@ PARTS = 32 << 20
 
 @dataclass(frozen=True)
 class Held:
-    """A block. clip: frames that come to it, `group` at once. frame, kept: values of a frame's tokens, and of all that
-    waits with them. work: values at work for a group."""
+    """A block. clip: frames that come to it. frame, kept: values of a frame's tokens, and of all that waits with them.
+    work: values at work for a group."""
 
     clip: int
     kernel: Kernel
     frame: int
     kept: int
     work: int
-    group: int = GROUP
 
     def came(self, gone: int) -> int:
         """Return the frames that have come when so many have gone on; for 0, those that it begins with."""
-        came = gone + waiting(self.kernel, self.group) if gone else first(self.kernel, self.group)
+        came = gone + waiting(self.kernel) if gone else first(self.kernel)
         return min(came, self.clip)
 
     def values(self, gone: int) -> int:
         """Return the values of keys and waiting frames then."""
         if gone >= self.clip:  # its keys are free
             return 0
-        return 2 * slots(self.kernel, self.group) * self.frame + (self.came(gone) - gone) * self.kept
+        return 2 * slots(self.kernel) * self.frame + (self.came(gone) - gone) * self.kept
 
 
 @dataclass(frozen=True)
 class Made:
-    """Samples that are made of tokens. clip: frames that come, `group` at once. stride: frames made of one. behind:
+    """Samples that are made of tokens. clip: frames that come. stride: frames made of one. behind:
     frames that are held back, of `frame` values each. work: values of a group's samples."""
 
     clip: int
@@ -52,11 +51,10 @@ class Made:
     behind: int
     frame: int
     work: int
-    group: int = GROUP
 
     def came(self, gone: int) -> int:
         """Return the frames that have come when so many have gone on."""
-        return min(in_groups(-(-(gone + self.stride - 1) // self.stride), self.group) + self.behind, self.clip)
+        return min(in_groups(-(-(gone + self.stride - 1) // self.stride)) + self.behind, self.clip)
 
     def values(self, gone: int) -> int:
         """Return the values of frames that are held back."""
@@ -73,7 +71,7 @@ def most(stations: Sequence[Held | Made]) -> int:
         for station in reversed(stations[: at + 1]):
             held += station.values(gone)
             gone, work = station.came(gone), max(work, station.work)
-        fewer = max(last.came(0) - waiting(last.kernel, last.group), 0) * last.kept if begins else 0
+        fewer = max(last.came(0) - waiting(last.kernel), 0) * last.kept if begins else 0
         found = max(found, held + last.work, held - fewer + work)
     return found
 
@@ -105,12 +103,11 @@ def needed(
     widths = [*(s.width for s in decoder.stages[1:]), decoder.width]
     for i, (stage, after) in enumerate(zip(decoder.stages, widths, strict=True)):
         final = i == len(decoder.stages) - 1
-        size, behind = (GROUP, decoder.held) if final else (EARLY, 0)
-        frame, group, (stride, *sides) = stage.width * tokens, size * tokens, stage.stride
+        frame, group, (stride, *sides) = stage.width * tokens, GROUP * tokens, stage.stride
         at_work = work(stage.width, stage.kernel, group, across)
-        features += [Held(frames, stage.kernel, frame, frame, at_work, size)] * stage.layers
+        features += [Held(frames, stage.kernel, frame, frame, at_work)] * stage.layers
         samples = math.prod(stage.stride) * after
-        features.append(Made(frames, stride, behind, frame, samples * group, size))
+        features.append(Made(frames, stride, decoder.held if final else 0, frame, samples * group))
         moving += group * stage.width + samples * group + samples * stage.width  # and the weight in their order
         frames, tokens, across = frames * stride - (stride - 1), tokens * math.prod(sides), across * sides[1]
     frames -= decoder.ghosts * decoder.time[0]

@@ -24,10 +24,9 @@ from ...kernels.tokens import gated, normalised
 from .block_weights import Weights
 
 EPS = 1e-6
-#: Frames that pass a block together: in its attention, two share most of their keys.
-GROUP = 2
-#: The same in a diffusion decoder's first stages. Their products are so small that a GPU waits for the launches.
-EARLY = 4
+#: Frames that pass a block together: in its attention they share most of their keys, and the products of fewer leave
+#: more of a GPU's processors without work at their end.
+GROUP = 4
 #: Stands for the frames of a clip whose end is not known.
 ENDLESS = 1 << 30
 Kernel = tuple[int, int, int]
@@ -82,17 +81,17 @@ def along(stations: Sequence[Station], frames: Frames) -> Iterator[Frames]:
 
 
 class Grouped:
-    """Cut a clip's frames into groups of `size`, counted from its start; the last group may be smaller."""
+    """Cut a clip's frames into groups, counted from its start; the last group may be smaller."""
 
-    def __init__(self, size: int = GROUP) -> None:
-        self._size, self._waiting = size, []
+    def __init__(self) -> None:
+        self._waiting: list[Frames] = []
 
     def push(self, frames: Frames) -> Iterator[Frames]:
         for i in range(len(frames)):
             self._waiting.append(frames.part(i, i + 1))
-            if len(self._waiting) == self._size or self._waiting[-1].ends:
-                parts, self._waiting = self._waiting, []
-                yield Frames.joined(parts)
+            if len(self._waiting) == GROUP or self._waiting[-1].ends:
+                group, self._waiting = Frames.joined(self._waiting), []  # parts keep the memory of all they came with
+                yield group
 
 
 class Dropped:
@@ -135,42 +134,40 @@ class Up:
 ROWS = 1 << 15
 
 
-def in_groups(frames: int, group: int = GROUP) -> int:
+def in_groups(frames: int) -> int:
     """Return the frames of as many whole groups as hold these."""
-    return -(-frames // group) * group
+    return -(-frames // GROUP) * GROUP
 
 
-def slots(kernel: Kernel, group: int = GROUP) -> int:
+def slots(kernel: Kernel) -> int:
     """Return the frames whose keys a block keeps: those of all windows of a group."""
-    return kernel[0] + group - 1
+    return kernel[0] + GROUP - 1
 
 
-def first(kernel: Kernel, group: int = GROUP) -> int:
+def first(kernel: Kernel) -> int:
     """Return the frames that come to a block before its first group goes on."""
-    return in_groups(max(group - 1 - kernel[0] // 2, 0) + kernel[0], group)
+    return in_groups(max(GROUP - 1 - kernel[0] // 2, 0) + kernel[0])
 
 
-def waiting(kernel: Kernel, group: int = GROUP) -> int:
+def waiting(kernel: Kernel) -> int:
     """Return the frames that wait in a block once a group has gone on."""
-    return in_groups(kernel[0] // 2, group)
+    return in_groups(kernel[0] // 2)
 
 
 class Attend:
     """A block. It keeps the keys and values of the last frames, and groups of frames that wait for later ones."""
 
     def __init__(
-        self, weights: Callable[[], Weights], kernel: Kernel, after: nn.Linear | None = None, begins: int = 0,
-        group: int = GROUP,
-    ) -> None:  # fmt: skip
+        self, weights: Callable[[], Weights], kernel: Kernel, after: nn.Linear | None = None, begins: int = 0
+    ) -> None:
         """Prepare for a clip.
 
         Args:
             weights: called when the first frames come: a GPU has work by then, and does not wait for this.
             after: the product of the context that the next block adds to its input, if it does: this block adds it.
             begins: the clip's frame that comes first, where it is a part: its frames have their places in the clip.
-            group: most frames that come together.
         """
-        self._slots = slots(kernel, group)
+        self._slots = slots(kernel)
         self._weights, self._kernel, self._after, self._begins = weights, kernel, after, begins
         self._keys: Tensor | None = None
         self._waiting: list[Frames] = []
@@ -203,7 +200,8 @@ class Attend:
                 return
             self._keep(min(end, self._count))
             ready = self._waiting.pop(0)
-            self._finish(ready, Window(self._kernel, self._first, self._count if frames.ends else ENDLESS))
+            clip = self._count if frames.ends else ENDLESS
+            self._finish(ready, Window(self._kernel, self._first, clip, self._begins))
             self._first += len(ready)
             if ready.ends:
                 self._keys = None  # others may need the memory, and the last frames are still on their way

@@ -17,7 +17,7 @@ from ...system.devices import empty_device_cache, uploaded
 from .neighbours import Frames, Station, along
 
 #: Groups of frames by which the host may be ahead of a GPU that reads them: these are on the GPU in addition.
-AHEAD = 3
+AHEAD = 2
 
 
 class Waiting:

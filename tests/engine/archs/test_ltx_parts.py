@@ -8,7 +8,7 @@ import torch
 from zerowaste_vae.engine.archs.ltx_diffusion import ARCHITECTURE
 from zerowaste_vae.engine.distributed.shares import duration, leads_of, split
 from zerowaste_vae.engine.execution import noise as noises
-from zerowaste_vae.engine.network.ops.neighbours import EARLY
+from zerowaste_vae.engine.network.ops.neighbours import GROUP
 from zerowaste_vae.engine.network.steps import Steps
 
 from .test_ltx_passes import small
@@ -31,7 +31,7 @@ def test_parts(clip, start, frames):
     assert torch.equal(vae.decode(z, start=start, frames=frames), whole[:, start : start + frames])
     program = vae.model.decoder.program
     first, last = program.window(start, start + frames, LATENTS)
-    assert first % EARLY == 0 and last - first < LATENTS
+    assert first % GROUP == 0 and last - first < LATENTS
     if start < 133:
         return
     plan = replace(vae.plan_decode(last - first, 2, 2), steps=Steps(last - first, 8, pieces=True, passes=2))
