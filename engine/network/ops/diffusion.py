@@ -174,7 +174,7 @@ class NeighbourDecoder(Step):
             yield Grouped()
             for block, norms in itertools.islice(each, stage.layers):
                 weights = functools.partial(Weights.of, block, norms)
-                yield Attend(weights, stage.kernel, begins=rate * begins)
+                yield Attend(weights, stage.kernel, begins=rate * begins, early=i < last)
             yield Up(part(f"upsamples.{i}.proj"), stage.stride) if i < last else Dropped(self.ghosts * rate)
             rate *= stage.stride[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,13 +21,14 @@ PARTS = 32 << 20
 @dataclass(frozen=True)
 class Held:
     """A block. clip: frames that come to it. frame, kept: values of a frame's tokens, and of all that waits with them.
-    work: values at work for a group."""
+    work: values at work for a group. early: as of `Attend`."""
 
     clip: int
     kernel: Kernel
     frame: int
     kept: int
     work: int
+    early: bool = False
 
     def came(self, gone: int) -> int:
         """Return the frames that have come when so many have gone on; for 0, those that it begins with."""
@@ -38,7 +39,7 @@ class Held:
         """Return the values of keys and waiting frames then."""
         if gone >= self.clip:  # its keys are free
             return 0
-        return 2 * slots(self.kernel) * self.frame + (self.came(gone) - gone) * self.kept
+        return 2 * slots(self.kernel, self.early) * self.frame + (self.came(gone) - gone) * self.kept
 
 
 @dataclass(frozen=True)
@@ -105,24 +106,25 @@ def needed(
         final = i == len(decoder.stages) - 1
         frame, group, (stride, *sides) = stage.width * tokens, GROUP * tokens, stage.stride
         at_work = work(stage.width, stage.kernel, group, across)
-        features += [Held(frames, stage.kernel, frame, frame, at_work)] * stage.layers
+        features += [Held(frames, stage.kernel, frame, frame, at_work, not final)] * stage.layers
         samples = math.prod(stage.stride) * after
         features.append(Made(frames, stride, decoder.held if final else 0, frame, samples * group))
         moving += group * stage.width + samples * group + samples * stage.width  # and the weight in their order
         frames, tokens, across = frames * stride - (stride - 1), tokens * math.prod(sides), across * sides[1]
     frames -= decoder.ghosts * decoder.time[0]
     frame, pixels, blocks = decoder.width * tokens, COLOURS * decoder.patch**2 * tokens, decoder.sampling.steps
-    kept = 2 * frame  # it and its context
+    kept, alone = 2 * frame, frame  # it and its context; the last block does not keep that
     if decoder.sampling.velocity or blocks > 1:
-        kept += pixels * 4 // itemsize
+        kept = alone = kept + pixels * 4 // itemsize
     blocks *= decoder.layers
     block = Held(frames, decoder.kernel, frame, kept, work(decoder.width, decoder.kernel, GROUP * tokens, across))
+    last = replace(block, kept=alone)
     pictures, ends = 11 * decoder.width**2, 8 * GROUP * pixels  # a block's weights; noise on its way, and results
     always = blocks * pictures * itemsize + PARTS
     if passes == 0:
         return itemsize * (most(features) + moving) + always
     if passes == 1:
-        return itemsize * (most([*features, *[block] * blocks]) + moving + ends) + always
+        return itemsize * (most([*features, *[block] * (blocks - 1), last]) + moving + ends) + always
     # Frames that come from host memory, before the group's samples are made. They have blocks of memory of their own.
     comes = AHEAD * GROUP * (frame + features[-1].frame) + group * stage.width + samples * (group + stage.width)
     row = most([block] * -(-blocks // (passes - 1))) + ends + comes + block.work // 2

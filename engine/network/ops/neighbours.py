@@ -139,9 +139,9 @@ def in_groups(frames: int) -> int:
     return -(-frames // GROUP) * GROUP
 
 
-def slots(kernel: Kernel) -> int:
-    """Return the frames whose keys a block keeps: those of all windows of a group."""
-    return kernel[0] + GROUP - 1
+def slots(kernel: Kernel, early: bool = False) -> int:
+    """Return the frames whose keys a block keeps: those of all windows of a group, or early ones."""
+    return kernel[0] // 2 + GROUP + (waiting(kernel) if early else kernel[0] // 2)
 
 
 def first(kernel: Kernel) -> int:
@@ -158,16 +158,18 @@ class Attend:
     """A block. It keeps the keys and values of the last frames, and groups of frames that wait for later ones."""
 
     def __init__(
-        self, weights: Callable[[], Weights], kernel: Kernel, after: nn.Linear | None = None, begins: int = 0
-    ) -> None:
+        self, weights: Callable[[], Weights], kernel: Kernel, after: nn.Linear | None = None, begins: int = 0,
+        early: bool = False,
+    ) -> None:  # fmt: skip
         """Prepare for a clip.
 
         Args:
             weights: called when the first frames come: a GPU has work by then, and does not wait for this.
             after: the product of the context that the next block adds to its input, if it does: this block adds it.
             begins: the clip's frame that comes first, where it is a part: its frames have their places in the clip.
+            early: keys are made of whole groups, when they come: fewer products, and more memory.
         """
-        self._slots = slots(kernel)
+        self._slots, self._early = slots(kernel, early), early
         self._weights, self._kernel, self._after, self._begins = weights, kernel, after, begins
         self._keys: Tensor | None = None
         self._waiting: list[Frames] = []
@@ -190,6 +192,8 @@ class Attend:
         return self._w.norms.shape[1]
 
     def push(self, frames: Frames) -> Iterator[Frames]:
+        if self._after is None and frames.noisy is None:  # nothing after this block needs it
+            frames = replace(frames, context=None)
         self._waiting.append(frames)
         self._count += len(frames)
         window, half = self._kernel[0], self._kernel[0] // 2
@@ -198,7 +202,7 @@ class Attend:
             end = max(last - half, 0) + window
             if not frames.ends and end > self._count:
                 return
-            self._keep(min(end, self._count))
+            self._keep(self._count if self._early else min(end, self._count))
             ready = self._waiting.pop(0)
             clip = self._count if frames.ends else ENDLESS
             self._finish(ready, Window(self._kernel, self._first, clip, self._begins))
