@@ -181,7 +181,8 @@ class NeighbourDecoder(Step):
     def _up(self, part: Part) -> Iterator[Station]:
         """Yield the stations that turn the last stage's tokens into features of patches."""
         last = len(self.stages) - 1
-        yield Up(part(f"upsamples.{last}.proj"), self.stages[last].stride)
+        stride = self.stages[last].stride
+        yield Up(part(f"upsamples.{last}.proj"), stride, max(GROUP // stride[0], 1))
         yield Grouped()
 
     def _pictures(self, part: Part, state: State, begins: int = 0) -> Iterator[Station]:

@@ -114,24 +114,29 @@ class Dropped:
 
 
 class Up:
-    """Turn each token into samples by a linear layer; of a clip's first frame, only the last in time are kept."""
+    """Turn each token into samples by a linear layer; of a clip's first frame, only the last in time are kept. `most`
+    frames come at once, if given: where results are large, memory that is as large as a group's is used again."""
 
-    def __init__(self, linear: nn.Linear, stride: tuple[int, int, int]) -> None:
+    def __init__(self, linear: nn.Linear, stride: tuple[int, int, int], most: int = ENDLESS) -> None:
         samples, (_, c) = math.prod(stride), linear.weight.shape
         order = (linear.weight.view(-1, samples, c), linear.bias.view(-1, samples))  # samples are the inner channels
         self._weight, self._bias = (t.transpose(0, 1).flatten(0, 1) for t in order)
-        self._stride, self._starts = stride, True
+        self._stride, self._starts, self._most = stride, True, most
 
     def push(self, frames: Frames) -> Iterator[Frames]:
-        (n, h, w, _), (pt, py, px) = frames.tokens.shape, self._stride
-        made = F.linear(frames.tokens, self._weight, self._bias).view(n, h, w, pt, py, px, -1)
-        made = made.permute(0, 3, 1, 4, 2, 5, 6).reshape(n * pt, h * py, w * px, -1)
-        drop, self._starts = (pt - 1) * self._starts, False
-        yield Frames(made[drop : (n - frames.spare) * pt], frames.ends)
+        (count, h, w, _), (pt, py, px) = frames.tokens.shape, self._stride
+        for first in range(0, count - frames.spare, self._most):
+            tokens = frames.tokens[first : first + self._most]
+            n, last = len(tokens), min(first + self._most, count - frames.spare)
+            made = F.linear(tokens, self._weight, self._bias).view(n, h, w, pt, py, px, -1)
+            made = made.permute(0, 3, 1, 4, 2, 5, 6).reshape(n * pt, h * py, w * px, -1)
+            drop, self._starts = (pt - 1) * self._starts, False
+            yield Frames(made[drop : (last - first) * pt], frames.ends and last == count - frames.spare)
+            del made  # before the next one is made
 
 
 #: Rows whose products of the gate are in memory at once, in separate passes.
-ROWS = 1 << 15
+ROWS = 1 << 14
 
 
 def in_groups(frames: int) -> int:
