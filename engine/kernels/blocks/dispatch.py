@@ -63,12 +63,14 @@ def projected(
         reference.projected(x, weight, bias, norms, table, place, eps, query, keys, columns)
         return
     one = keys if query is None else query if keys is None else None
-    if here.wgmma and schedule is None and columns is None and one is not None and _wide_heads(x, heads, head):
+    if here.wgmma and schedule is None and one is not None and _wide_heads(x, heads, head):
         with on_device(x):
             launcher("blocks.wide_projected_kernel", here)[(-(-x.shape[0] // WIDE.rows),)](
-                x, Descriptor(weight, [head, x.shape[1]]), bias, norms, table, one, x.shape[0], *place, eps,
-                C=x.shape[1], HEADS=heads, **_halves(head), FIRST=heads if query is None else 0,
-                LAST=heads if keys is None else 3 * heads, BM=WIDE.rows, num_warps=WIDE.warps, **_most(WIDE),
+                x, Descriptor(weight, [head, x.shape[1]]), x if columns is None else columns, bias, norms, table, one,
+                x.shape[0], *place, eps, C=x.shape[1], HEADS=heads, **_halves(head),
+                FIRST=heads if query is None else 0, LAST=heads if keys is None else 3 * heads, BM=WIDE.rows,
+                STAGES=WIDE.stages * (2 // weight.itemsize), LIMIT=int(LIMITS.get(weight.dtype, 0)),
+                num_warps=WIDE.warps, **_most(WIDE),
             )  # fmt: skip
         return
     s = schedule or (pick if columns is None else narrow)(here.sm)[0]
@@ -241,7 +243,7 @@ def _kernels(x: Tensor, backend: str, head: int = 32) -> Target | None:
 
 def _wide_heads(x: Tensor, heads: int, head: int) -> bool:
     """Return whether the kernel for wgmma takes heads of this size and number."""
-    return head == WIDE.columns and heads % 2 == 0 and x.shape[1] == heads * head
+    return head == WIDE.columns and x.shape[1] == heads * head >= 128
 
 
 def _most(s: Schedule) -> dict[str, int]:

@@ -307,7 +307,7 @@ def test_keys_of_whole_groups(noise, monkeypatch):
     monkeypatch.setattr(neighbours.Attend, "_projected", watched)
     monkeypatch.setattr(neighbours.Attend, "_finish", finished)
     vae.decode(noise(1, 16, 3, 2, 2))
-    early, (stage, *blocks) = list(made.values())[:3], list(made.values())[3:]
+    early, (_, *blocks) = list(made.values())[:3], list(made.values())[3:]
     assert [sum(counts) for counts in early] == [5, 5, 9] and all(set(counts[:-1]) == {4} for counts in early)
     assert all(sum(counts) == 17 for counts in blocks) and {4, 1} <= {n for counts in blocks for n in counts}
     assert {tuple(set(gone)) for is_last, gone in kept if not is_last} == {(False,)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import cross_compile
 import torch
 from zerowaste_vae.engine.kernels.blocks import dispatch as blocks
@@ -107,8 +109,11 @@ def wide_calls(here: Target):
         neighbourhood.launch(q, keys[..., 0, :, :], keys[..., 1, :, :], window, here, out=q)
         with using(here):
             blocks.gated_product(rows, weight, biases, 1e-6, meta(112640, 1024, dtype=BF16), backend="triton")
-            for out in ((meta(112640, 4, 64, dtype=BF16), None), (None, keys.view(-1, 2, 4, 64))):
-                blocks.projected(rows, qkv, *of_heads, blocks.Place(0, 176, 320), 1e-6, *out, backend="triton")
+            for kind, out in itertools.product((BF16, INT8, FP8), ("queries", "keys")):
+                columns = None if kind == BF16 else meta(768)
+                both = (meta(112640, 4, 64, dtype=BF16), None) if out == "queries" else (None, keys.view(-1, 2, 4, 64))
+                place = blocks.Place(0, 176, 320)
+                blocks.projected(rows, qkv.to(kind), *of_heads, place, 1e-6, *both, backend="triton", columns=columns)
             down, more = meta(256, 1024, dtype=BF16), (rows, meta(256, 256, dtype=BF16), meta(256, dtype=BF16))
             blocks.feed_forward(rows, weight, biases, 1e-6, down, more, more, backend="triton")
     return calls
@@ -132,7 +137,8 @@ def narrow_calls(here: Target, kind: torch.dtype):
 def transformer_cases(here: Target):
     """Yield (name, recorded call) for one generation."""
     if here.wgmma:
-        names = "neighbourhood", "blocks", "blocks of queries", "blocks of keys", "blocks of an MLP"
+        heads = [f"blocks {kind}of {what}" for kind in ("", "int8 ", "fp8 ") for what in ("queries", "keys")]
+        names = "neighbourhood", "blocks", *heads, "blocks of an MLP"
         for name, call in zip(names, wide_calls(here), strict=True):
             yield f"{name} wide", call
     kinds = [(HALF, HALF), (INT8, HALF), *([(FP8, BF16)] if here.fp8 else [])]

@@ -22,12 +22,13 @@ def product(here):
     return calls
 
 
-def heads(here, queries=True, keys=True, width=256):
+def heads(here, queries=True, keys=True, width=256, kind=torch.bfloat16):
     rows, table = meta(300, width), meta(512, 32, 2)
     query, both = meta(300, width // 64, 64), meta(300, 2, width // 64, 64)
     with recording(here) as calls:
-        projected(rows, meta(3 * width, width), meta(3 * width), meta(2, 64), table, Place(0, 15, 20), 1e-6,
-                  query if queries else None, both if keys else None, backend="triton")  # fmt: skip
+        projected(rows, meta(3 * width, width).to(kind), meta(3 * width), meta(2, 64), table, Place(0, 15, 20), 1e-6,
+                  query if queries else None, both if keys else None, backend="triton",
+                  columns=None if kind == torch.bfloat16 else meta(3 * width))  # fmt: skip
     return [one.kernel for one in calls]
 
 
@@ -67,6 +68,8 @@ def test_cards(here, wide):
     assert [one.kernel for one in product(here)] == [f"blocks.{'wide_' * wide}gated_kernel"]
     for which in ({"keys": False}, {"queries": False}):
         assert heads(here, **which) == [f"blocks.{'wide_' * wide}projected_kernel"]
+        eight = "wide_" if wide else "narrow_"
+        assert heads(here, **which, kind=torch.int8) == [f"blocks.{eight}projected_kernel"]
     assert heads(here) == heads(here, keys=False, width=64) == ["blocks.projected_kernel"]  # both; one head
     found = {one.kernel for one in attention(here)}
     assert ("neighbourhood.wide_neighbourhood_kernel" in found) == wide
