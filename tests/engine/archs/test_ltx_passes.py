@@ -120,14 +120,8 @@ def test_cancelling(noise, monkeypatch):
     assert len(begun) == 2
 
 
-@pytest.mark.parametrize("latents, count, kernels, most", [
-    (2, 1, True, 1.22), (14, 1, True, 1.02), (8, 3, True, 1.1), (8, 9, True, 1.24), (8, 3, False, 1.3),
-    (2, 0, True, 2), (14, 0, True, 1.5), (14, 0, False, 3),
-])  # fmt: skip
-def test_memory(latents, count, kernels, most, monkeypatch):
-    """A clip states at least what its tensors take on the GPU at once, and little more, in passes and without kernels
-    too; and what it takes before its first frames meet their noise (0 passes). Reference attention, which takes more,
-    does not run dry."""
+def published_decoder(monkeypatch, kernels=True):
+    """The published network on the meta device, whose kernels do nothing."""
     # Frames between passes are in host memory.
     monkeypatch.setattr(passes, "_parked", lambda x: x.shape)
     monkeypatch.setattr(passes, "uploaded", lambda shape, device: torch.empty(shape, device=META, dtype=torch.bfloat16))
@@ -140,8 +134,13 @@ def test_memory(latents, count, kernels, most, monkeypatch):
         for module, names in ((neighbours, ("normalised", "gated", "turned")), (sampling, ("normalised",))):
             for name in names:
                 monkeypatch.setattr(module, name, lambda *given, **named: None)
-    memory, state = PeakMemory(), State()
-    state.passes = count or 1
+    return decoder
+
+
+def goes_through(decoder, latents, count):
+    """Return a call that takes a clip through in so many passes."""
+    state = State()
+    state.passes = count
 
     def run():
         for i in range(latents):
@@ -153,12 +152,45 @@ def test_memory(latents, count, kernels, most, monkeypatch):
     def asked_for_noise(self, frames):
         raise LookupError
 
+    return run
+
+
+@pytest.mark.parametrize("latents, count, kernels, most", [
+    (2, 1, True, 1.22), (14, 1, True, 1.02), (8, 3, True, 1.1), (8, 9, True, 1.24), (8, 3, False, 1.3),
+    (2, 0, True, 2), (14, 0, True, 1.5), (14, 0, False, 3),
+])  # fmt: skip
+def test_memory(latents, count, kernels, most, monkeypatch):
+    """A clip states at least what its tensors take on the GPU at once, and little more, in passes and without kernels
+    too; and what it takes before its first frames meet their noise (0 passes). Reference attention, which takes more,
+    does not run dry."""
+    decoder, memory = published_decoder(monkeypatch, kernels), PeakMemory()
+    run = goes_through(decoder, latents, count or 1)
+
+    def asked_for_noise(self, frames):
+        raise LookupError
+
     with torch.no_grad(), suppress(LookupError):
         if not count:
             monkeypatch.setattr(sampling.Enter, "push", asked_for_noise)
         peak_bytes(run, memory)
     stated = ARCHITECTURE.published.config.decoder.memory(latents, *SIZE[1:], 2, count, kernels=kernels)
     assert memory.live <= stated <= most * memory.live
+
+
+@pytest.mark.parametrize("latents, passes", [(16, 1), (31, 1), (16, 3), (16, 9)])
+@pytest.mark.parametrize("fed", [True, False])
+def test_reserved(latents, passes, fed, monkeypatch):
+    """torch's allocator cuts blocks for what is smaller and reserves more than is in use: a plan allows for that."""
+    plan = published().plan("decoder", (latents, *SIZE[1:]), Request(), Limits(({1: 13.5, 3: 8, 9: 4}[passes]) * GIB,
+                                                                             host=20 * GIB))  # fmt: skip
+    assert plan.steps.passes == passes
+    decoder, memory = published_decoder(monkeypatch), PeakMemory(reserves=True)
+    if fed:
+        monkeypatch.setattr(block_weights, "feeds", lambda *given: True)
+        monkeypatch.setattr(neighbours, "feed_forward", lambda *given: None)
+    with torch.no_grad():
+        peak_bytes(goes_through(decoder, latents, passes), memory)
+    assert memory.peak <= plan.own_bytes - sum(p.nbytes for p in decoder.parameters())
 
 
 def published(how=RESERVES):
