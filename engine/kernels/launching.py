@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
-from .descriptor import Descriptor
 from .prebuilt.keys import SOURCES
 from .targets import Target, using
 
@@ -51,7 +50,7 @@ def launcher(kernel: str, here: Target) -> Kernel:
     known = kernel, here.way
     found = _launchers.get(known)
     if found is None:
-        found = _launchers[known] = _ByTriton(kernel) if here.set is None else _prebuilt(kernel, here.set)
+        found = _launchers[known] = _compiled(kernel) if here.set is None else _prebuilt(kernel, here.set)
     return found
 
 
@@ -83,47 +82,16 @@ def source_of(function: Any, signature: Any, constants: Any, attributes: Any) ->
     return Source(function, signature, constants, attributes)
 
 
+def _compiled(kernel: str) -> Kernel:
+    from .by_triton import ByTriton
+
+    return ByTriton(kernel, function(kernel))
+
+
 def _prebuilt(kernel: str, form: str) -> Kernel:
     from .prebuilt.launch import Prebuilt
 
     return Prebuilt(kernel, form)
-
-
-class _ByTriton:
-    def __init__(self, kernel: str) -> None:
-        self._function = function(kernel)
-        in_gluon = getattr(self._function, "is_gluon", lambda: False)()  # Triton's interpreter does not know
-        self._described = _described_in_gluon if in_gluon else _described()
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
-        return functools.partial(self._launch, grid)
-
-    def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> object:
-        return self._function[grid](*map(self._converted, arguments), **constants)
-
-    def _converted(self, argument: Any) -> Any:
-        if type(argument) is not Descriptor:
-            return argument
-        return self._described(argument.base, argument.shape, argument.strides, [*argument.block_shape])
-
-
-def _described() -> Callable[..., Any]:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor
-
-
-def _described_in_gluon(base: Any, shape: Any, strides: Any, block: list[int]) -> Any:
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    return TensorDescriptor(base, [*shape], [*strides], block, swizzled(block, base.element_size()))
-
-
-def swizzled(block: Sequence[int], itemsize: int) -> Any:
-    """Return the layout in shared memory of a tile that a kernel in Gluon reads with bulk copies. Imports Triton."""
-    from triton.experimental.gluon.language import NVMMASharedLayout
-
-    return NVMMASharedLayout(min(block[-1] * itemsize, 128), 8 * itemsize, len(block))
 
 
 class _Recorder:

@@ -54,7 +54,7 @@ class Prebuilt:
         files are damaged."""
         count = self._pointers
         if count is None:
-            count = self._pointers = _leading(arguments)
+            count = self._pointers = leading(arguments)
         # A kernel's numbers are of the same kinds in all its launches, and blocks of descriptors follow from constants:
         # these types and constants tell kernels apart.
         addresses = [a.data_ptr() for a in arguments[:count]]
@@ -139,7 +139,7 @@ class Bound:
         """arguments: of one launch, as an example. wanted: the kernel's key."""
         self._driver, self._device, self._function = driver, device, function
         self._shared, self._threads = entry.shared, 32 * entry.warps
-        self._maps, self._count = entry.maps, _leading(arguments)
+        self._maps, self._count = entry.maps, leading(arguments)
         self._described = [i for i, a in enumerate(arguments) if isinstance(a, Descriptor)]
         self._aligned = aligned(wanted)
         kinds = wanted.types[self._count :]
@@ -212,7 +212,7 @@ class Frame:
         self.block, self.parameters, self._kept = block, parameters, kept
 
 
-def _leading(arguments: Sequence[Any]) -> int:
+def leading(arguments: Sequence[Any]) -> int:
     """Return how many of the arguments are tensors or their descriptors; raises TypeError if others are among them."""
     count = sum(hasattr(a, "data_ptr") for a in arguments)
     if not all(hasattr(a, "data_ptr") for a in arguments[:count]):

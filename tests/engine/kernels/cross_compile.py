@@ -15,8 +15,10 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from zerowaste_vae.engine.kernels.by_triton import entry_of, swizzled
 from zerowaste_vae.engine.kernels.descriptor import Descriptor
-from zerowaste_vae.engine.kernels.launching import function, recording, source_of, swizzled
+from zerowaste_vae.engine.kernels.launching import function, recording, source_of
+from zerowaste_vae.engine.kernels.prebuilt.keys import Key, takes, type_of
 from zerowaste_vae.engine.kernels.targets import capabilities, triton_version
 
 _TYPES = {
@@ -51,8 +53,8 @@ def _tool(name: str) -> str:
     return str(root / name)
 
 
-def build(call, sm: int) -> dict:
-    """Compile one recorded call for sm_<sm>: {sass: opcodes seen, local: bytes, shared: bytes, registers}."""
+def compiled(call, sm: int):
+    """Return Triton's result for one recorded call on sm_<sm>."""
     kernel, args, kwargs = call
     names = "num_warps", "num_stages", "maxnreg"
     options = {k: kwargs[k] for k in names if k in kwargs}
@@ -67,10 +69,19 @@ def build(call, sm: int) -> dict:
     for name in constants:
         signature[name] = "constexpr"
     source = source_of(kernel, signature, constants, attrs)
-    compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+
+
+def build(call, sm: int) -> dict:
+    """Compile one recorded call for sm_<sm>: {sass: opcodes seen, local: bytes, shared: bytes, registers, and whether
+    later launches go through the driver}."""
+    made = compiled(call, sm)
+    numbers = [p for p, a in zip(call[0].params, call[1], strict=False) if type(a) is int]
+    entry = entry_of(made, takes(Key("", (), tuple(map(type_of, call[1])))))
+    direct = entry is not None and all(p.do_not_specialize for p in numbers)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
-        path.write_bytes(compiled.asm["cubin"])
+        path.write_bytes(made.asm["cubin"])
         tool = _tool("cuobjdump")
         sass = subprocess.run([tool, "-sass", path], capture_output=True, text=True, check=True).stdout
         usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True)
@@ -80,4 +91,4 @@ def build(call, sm: int) -> dict:
     opcodes = sorted(set(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)", sass, re.M)))
     spills = sum(op.split(".")[0] in ("LDL", "STL") for op in opcodes)
     return {"sass": opcodes, "local": max(local, stack) if spills else local, "stack": stack,
-            "shared": compiled.metadata.shared, "registers": registers}
+            "shared": made.metadata.shared, "registers": registers, "direct": direct}

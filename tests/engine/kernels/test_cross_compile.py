@@ -61,6 +61,7 @@ def problems(row, sm):
     if sm == 90 and name.startswith(("blocks fp8", "blocks float8")):  # rows, while they become codes
         most = 128
     expect(row["local"] <= most or name.startswith("fallback"), f"{row['local']} bytes of local memory")
+    expect(row["direct"], "later launches go by Triton, not through the driver")
     expect(row["shared"] <= SHARED_LIMIT[sm] * 1024, f"{row['shared']} bytes of shared memory")
     opcodes = row["sass"]
     if name.startswith(("conv", "winograd", "upsample")):
