@@ -44,8 +44,10 @@ class ByTriton:
         if count is None:
             count = self._pointers = leading(arguments)
         addresses = [a.data_ptr() for a in arguments[:count]]
-        # Triton has another kernel for an address that is no multiple of 16.
-        if self._interpreted or functools.reduce(operator.or_, addresses, 0) & 15:
+        joined = functools.reduce(operator.or_, addresses, 0)
+        # Triton has another kernel for an address that is no multiple of 16. Meta tensors have none: their kernels are
+        # compiled and not launched, also where no GPU is.
+        if self._interpreted or not joined or joined & 15:
             self._by_triton(grid, arguments, constants)
             return
         place = (

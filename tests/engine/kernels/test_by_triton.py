@@ -111,6 +111,16 @@ def test_a_kernel_for_any_address_serves_no_other(driver, tensors):
     assert len(function.launched) == 2 and not driver
 
 
+def test_meta_tensors(driver, monkeypatch):
+    """Kernels of meta tensors are compiled by Triton, and no GPU is asked for."""
+    monkeypatch.delattr(torch._C, "_cuda_getDevice")
+    function, (x, out) = Function(compiled(function=None)), (torch.empty(64, device="meta"),) * 2
+    kernel = ByTriton(KERNEL, function)
+    for _ in range(2):
+        kernel[(1,)](x, out, 3, 0.5, **FIXED)
+    assert len(function.launched) == 2 and not driver
+
+
 def test_no_driver(tensors, driver, monkeypatch):
     def none():
         raise PrebuiltError("NVIDIA has no CUDA driver for sunos")
