@@ -261,7 +261,7 @@ def test_passes_of_a_clip(monkeypatch):
     found = [answer(Question(model="ltx-2.5-video-vae-bf16", width=1280, height=704, frames=121),
                     Machine(torch.device("cuda", 0), card * GIB, 64 * GIB)) for card in (24, 10)]  # fmt: skip
     assert [(f["mode"], f["passes"]) for f in found] == [("untiled", 1), ("untiled", 3)]
-    assert found[1]["predicted_gb"] < 8 and 1 == found[0]["waiting_gb"] < found[1]["waiting_gb"] < 6
+    assert found[1]["predicted_gb"] < 8 and 1 == found[0]["waiting_gb"] < found[1]["waiting_gb"] < 7
 
 
 @pytest.mark.parametrize(("card", "mode"), [(24, "untiled"), (13.5, "untiled"), (8, "rolled"), (5, "blended")])

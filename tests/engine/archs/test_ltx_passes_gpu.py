@@ -41,7 +41,7 @@ def taken(call):
 
 def test_passes(vae):
     """Whole frames within less and less memory, with the bits of one pass; each plan keeps to what it states."""
-    size = 24, 8, 12  # so long that two passes take less than one
+    size = 24, 8, 12
     z = latents(*size)
     whole, plan = vae.decode(z), vae._plan("decoder", size, Request())
     assert plan.steps.passes == 1 and whole.isfinite().all()
@@ -56,7 +56,7 @@ def test_passes(vae):
         assert torch.equal(made, whole)
         assert plans == [plan] and more + own <= plan.peak_bytes
         seen.append(plan.steps.passes)
-    assert seen == [2, 3, 5, 9]
+    assert seen == [3, 5, 9]  # two passes would take no less than one
 
 
 def test_under_8_gb(vae):
