@@ -13,13 +13,11 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from .descriptor import Descriptor
 from .prebuilt.driver import driver
 from .prebuilt.errors import PrebuiltError
 from .prebuilt.keys import key, takes
-from .prebuilt.launch import Bound, leading
+from .prebuilt.launch import Bound, leading, place_of
 from .prebuilt.library import Entry, Map
 
 
@@ -50,9 +48,7 @@ class ByTriton:
         if self._interpreted or not joined or joined & 15:
             self._by_triton(grid, arguments, constants)
             return
-        place = (
-            torch._C._cuda_getDevice(), *[a.dtype for a in arguments[:count]], *constants, *constants.values()
-        )  # fmt: skip
+        place = place_of(arguments[:count], constants)
         bound = self._bound.get(place)
         if bound is not None:
             try:

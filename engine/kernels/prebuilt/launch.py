@@ -55,12 +55,7 @@ class Prebuilt:
         count = self._pointers
         if count is None:
             count = self._pointers = leading(arguments)
-        # A kernel's numbers are of the same kinds in all its launches, and blocks of descriptors follow from constants:
-        # these types and constants tell kernels apart.
-        addresses = [a.data_ptr() for a in arguments[:count]]
-        place = (
-            torch._C._cuda_getDevice(), *[a.dtype for a in arguments[:count]], *constants, *constants.values()
-        )  # fmt: skip
+        addresses, place = [a.data_ptr() for a in arguments[:count]], place_of(arguments[:count], constants)
         bound = self._bound.get(place) or self._bind(place, arguments, constants)
         try:
             bound(grid, addresses, arguments)
@@ -210,6 +205,13 @@ class Frame:
     def __init__(self, block: Any, parameters: Any, kept: list[Any]) -> None:
         """kept: memory that `parameters` points into besides `block`."""
         self.block, self.parameters, self._kept = block, parameters, kept
+
+
+def place_of(tensors: Sequence[Any], constants: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what tells a kernel's launches on the current device apart: the device, the tensors' types, the constants.
+
+    Its numbers are of the same kinds in all launches, and blocks of descriptors follow from constants."""
+    return torch._C._cuda_getDevice(), *[a.dtype for a in tensors], *constants, *constants.values()
 
 
 def leading(arguments: Sequence[Any]) -> int:

@@ -55,7 +55,7 @@ class Map(NamedTuple):
 
 
 class Text(NamedTuple):
-    """What the driver needs to load a kernel. digest: of its key. ptx, symbol, shared: as in `Compiled`."""
+    """A kernel as the driver loads it. digest: of its key. ptx, symbol, shared: as in `Compiled`."""
 
     digest: str
     ptx: bytes
