@@ -309,7 +309,12 @@ def interpreted() -> bool:
 
 def on_device(x: torch.Tensor) -> AbstractContextManager[object]:
     """Make the tensor's device the current one, because Triton launches on that."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(x.device)
+
+
+_HERE = nullcontext()
 
 
 def kernels_for(device: torch.device, backend: str, dtype: torch.dtype | None = None) -> Target | None:

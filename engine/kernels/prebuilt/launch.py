@@ -148,6 +148,8 @@ class Bound:
                                 "of another version")  # fmt: skip
         #: What tensor maps are made of -> frames ready to be packed, each used by one launch at a time.
         self._frames: dict[tuple[Any, ...], list[Frame]] = {}
+        #: The same for each map: those of weights come again where those of frames do not.
+        self._known: dict[tuple[Any, ...], tuple[Any, int]] = {}
 
     def __call__(self, grid: tuple[int, ...], addresses: list[int], arguments: Sequence[Any]) -> None:
         if functools.reduce(operator.or_, map(addresses.__getitem__, self._aligned), 0) & 15:
@@ -157,6 +159,7 @@ class Bound:
         if free is None:
             if len(self._frames) >= _MOST_MAPS:
                 self._frames.clear()
+                self._known.clear()
             free = self._frames.setdefault(described, [])
         try:
             frame = free.pop()
@@ -174,7 +177,11 @@ class Bound:
         where: list[int] = []
         for i, argument in enumerate(arguments[: self._count]):
             if isinstance(argument, Descriptor):
-                held, at = self._map(next(maps), addresses[i], argument)
+                made_of = i, addresses[i], argument.shape, argument.strides
+                map_of = next(maps)
+                if made_of not in self._known:
+                    self._known[made_of] = self._map(map_of, addresses[i], argument)
+                held, at = self._known[made_of]
                 rank = len(argument.shape)
                 sizes, strides = (ctypes.c_int32 * rank)(*argument.shape), (ctypes.c_int64 * rank)(*argument.strides)
                 kept += [held, sizes, strides]

@@ -104,6 +104,16 @@ def test_launch_parameters_are_reused(fake, tensors):
     assert [read[0] for *_, read in fake.launched] == [1000, 1000, 1001, 1000]
 
 
+def test_maps_of_weights_are_reused(fake, tensors):
+    """Where one tensor is another at each launch, the other's map is still made once."""
+    weight, _ = tensors
+    kernel, frames = Prebuilt(KERNEL, "C"), [torch.zeros(96, 64, dtype=torch.float16) for _ in range(300)]
+    for x in frames:
+        kernel[(1,)](Descriptor(x, (64, 32)), Descriptor(weight, (64, 32)), **FIXED)
+    made = [address for address, *_ in fake.maps]
+    assert made.count(weight.data_ptr()) == 2 and len(made) == 302  # all are forgotten once there are 256
+
+
 def test_other_types_and_constants_are_other_kernels(fake, tensors):
     x, out = tensors
     kernel = Prebuilt(KERNEL, "C")
