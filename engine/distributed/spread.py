@@ -132,11 +132,11 @@ class Spread:
         return scale * self.job.latents[1], scale * self.job.latents[2]
 
     def _step(self) -> int:
-        """Return the latents per chunk: parts begin where one device's chunks do."""
+        """Return the latents per chunk: parts begin where one device's chunks do, those of single frames anywhere."""
         try:
             job = self.job
             plan = self.cores[0]._plan(job.half, job.latents, job.request, check=job.callbacks.ticker.check)
-            return plan.steps.unit if plan.own is None and plan.steps.unit else 1
+            return 1 if plan.own is not None or self._program.style.single else plan.steps.unit or 1
         except PlanError:
             return 1
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ..network.steps import UNKNOWN, Latents, chunk_end, frame_at, frames_of
+from ..network.steps import UNKNOWN, Latents, chunk_end, frame_at, frames_of, together
 from ..planning.plan import Plan
 from . import native_clip
 from .guard import Guard, scoped
@@ -49,6 +49,8 @@ def decode(
     if not plan.tiled:
         whole = half.whole(clips)
         most = plan.steps.frames or half.temporal * plan.steps.latents
+        if whole.gives and half.ahead:
+            most = together(half.program)
         yield from scoped(whole.aside, _whole(half, whole, clips, cut, results, most))
         return
     low, tile = half.low(clips), half.tile(clips)
@@ -123,7 +125,8 @@ def _whole(
 
     cut(clip, origin, first, end): as Cut, of a clip that begins at `origin`."""
     guard = clips.guard
-    with whole.memory(), StagedWriter(results, most, guard.device, guard.finish, half.ahead) as writer:
+    writing = StagedWriter(results, most, guard.device, guard.finish, half.ahead, whole.gives)
+    with whole.memory(), writing as writer:
         for clip in range(clips.batch):
             finished = guard.finished[clip]
             if finished < clips.end():

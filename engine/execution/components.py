@@ -4,7 +4,8 @@ modules."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -143,6 +144,10 @@ class PlainComponents:
         self._dtype, self._kind = dtype, kind
         self._last, self._overlap = options.channels_last_3d is True, options.overlap
         self._copies: dict[str, Half] = {}
+        #: Bytes of each parameter of a copy.
+        self._sizes: dict[str, list[int]] = {}
+        #: What steps made of each component's weights, and the stream on which they did.
+        self._kept: dict[str, tuple[object, dict[Hashable, Any]]] = {}
 
     @property
     def layout(self) -> str:
@@ -153,8 +158,8 @@ class PlainComponents:
         """Return "encoder" or "decoder" with its weights on the device."""
         own = getattr(self._model, name)
         half = self._copies.get(name) or lent(device, *own.everything())[0]
-        if half is not own:
-            self._copies[name] = half
+        if half is not own and name not in self._copies:
+            self._copies[name], self._sizes[name] = half, moving(*half.everything())
         layout = torch.channels_last_3d if self._last else torch.contiguous_format
         for module in (m for part in half.everything() if isinstance(part, nn.Module) for m in part.modules()):
             if isinstance(module, nn.Conv3d) and not module.weight.is_contiguous(memory_format=layout):
@@ -163,19 +168,20 @@ class PlainComponents:
 
     def nbytes(self, name: str) -> int:
         """Return the bytes of the copy of "encoder" or "decoder"."""
-        return moving_bytes(*self._copies[name].everything()) if name in self._copies else 0
+        return sum(self._sizes.get(name, ()))
 
     def gaps(self, name: str) -> int:
         """Return the bytes that torch reserves for the copy of "encoder" or "decoder" in addition to its own."""
-        sizes = moving(*self._copies[name].everything()) if name in self._copies else []
+        sizes = self._sizes.get(name, [])
         return reserved_for(sizes) - sum(sizes)
 
     def release(self, keep: str = "") -> int:
         """Free the copies, except that of the component `keep`; return their bytes."""
+        self._kept = {name: kept for name, kept in self._kept.items() if name == keep}
         gone = [name for name in self._copies if name != keep]
         freed = sum(map(self.nbytes, gone))
         for name in gone:
-            del self._copies[name]
+            del self._copies[name], self._sizes[name]
         return freed
 
     def half(self, name: str, scale: float, device: torch.device, seed: int | None = None) -> PlainComponent:
@@ -183,8 +189,17 @@ class PlainComponents:
         network."""
         a, there = self._architecture, self.there(name, device)
         return PlainComponent(
-            there, a.spatial, a.temporal, scale, self._dtype, device, seed, self._overlap, self._kind
+            there, a.spatial, a.temporal, scale, self._dtype, device, seed, self._overlap, self._kind,
+            self._kept_of(name, device),
         )
+
+    def _kept_of(self, name: str, device: torch.device) -> dict[Hashable, Any]:
+        """Return what steps made of a component's weights in earlier calls; nothing where that was on another stream,
+        on which it may not be complete."""
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        if name not in self._kept or self._kept[name][0] != stream:
+            self._kept[name] = stream, {}
+        return self._kept[name][1]
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 from ..errors import InputError
 from ..network.state import drawn
 from ..network.steps import Latents
+from ..runtime.allowance import reuses_blocks
 from ..runtime.pinned import staging
-from ..system.devices import empty_device_cache, uploaded
+from ..system.devices import beside, empty_device_cache, uploaded
 from ..system.memory import GIB
 
 
@@ -55,8 +57,8 @@ class FrameNoise:
     VAE. It waits in host memory, and is copied to a GPU while that works. A seed's noise goes by the place of a frame
     alone, however long the clip is.
 
-    Where the device has room for the draw until a frame is asked for, the host does not wait for the copy to host
-    memory, and prepares the work before that meanwhile.
+    Where the device has room for the draw until a frame is asked for, the copy to host memory has a stream of its own,
+    and neither the host nor the GPU's work before that waits for it.
 
     Attributes:
         corner: the first row and column, in pixels, of the tile that the noise is for.
@@ -70,6 +72,7 @@ class FrameNoise:
         """Draw the noise of `clips` clips at once. room: bytes that the device has for it until it is asked for."""
         self.corner, self.first = (0, 0), 0
         self._seed, self._size, self._device = seed, (3, height, width), device
+        #: The draw on the device, and the end of its copy, until that is known to be reached.
         self._copying: tuple[Tensor, torch.cuda.Event] | None = None
         if seed is None:
             generator = torch.Generator(device).manual_seed(0)
@@ -79,11 +82,12 @@ class FrameNoise:
             self._drawn = torch.empty(shape, dtype=dtype) if locked is None else locked
             part = made[:1, :, :PART].nbytes  # in parts: each is laid out anew on the device
             goes_on = locked is not None and made.nbytes + PARTS * part <= room
-            for ours, theirs in zip(self._drawn, made, strict=True):
-                for a in range(0, frames, PART):
-                    ours[a : a + PART].copy_(theirs[:, a : a + PART].transpose(0, 1), non_blocking=goes_on)
-            if goes_on:
-                self._copying = made, torch.cuda.current_stream(device).record_event()
+            with beside(device) if goes_on else nullcontext():
+                for ours, theirs in zip(self._drawn, made, strict=True):
+                    for a in range(0, frames, PART):
+                        ours[a : a + PART].copy_(theirs[:, a : a + PART].transpose(0, 1), non_blocking=goes_on)
+                if goes_on:
+                    self._copying = made, torch.cuda.current_stream(device).record_event()
 
     @property
     def copying(self) -> bool:
@@ -95,7 +99,8 @@ class FrameNoise:
         if self._copying is not None:
             self._copying[1].synchronize()
             self._copying = None
-            empty_device_cache()
+            if not reuses_blocks():
+                empty_device_cache()
 
     def __call__(self, frame: int, clip: int = 0) -> Tensor:
         """Return a frame's noise from the corner on, [3, H, W], on the device."""

@@ -52,6 +52,8 @@ class Pass:
     """Takes clips or tiles of one size, one after the other, through a component or a part of it."""
 
     gathers: Gathers = ""
+    #: Results are tensors of their own, which stay as they are.
+    gives = False
 
     def __init__(self, program: Program, steps: slice, guard: Guard) -> None:
         """Describe a pass through some steps of a program."""

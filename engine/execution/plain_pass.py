@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..network.plain import Half
 from ..network.state import Place
 from ..network.stream import decode_features, decode_frames, encode_features, encode_moments
+from ..runtime.allowance import reuses_blocks
 from ..runtime.handover import Handover
 from ..runtime.pixels import to_network, to_pixels
 from ..system.devices import empty_device_cache, keeps_blocks
@@ -22,6 +24,8 @@ from .staging import StagedReader
 
 class PlainPass(Pass):
     """A Pass that executes modules eagerly. It allocates no memory of its own."""
+
+    gives = True
 
     def __init__(
         self, half: Half, steps: slice, load: Callable[[Tensor], Tensor],
@@ -48,7 +52,8 @@ class PlainPass(Pass):
         # Plans have every clip and tile begin with an empty cache. In blocks that the tile before had cut, two tiles of
         # SeedVR2 reserved 13.5 GB where 11.6 were planned (H200).
         # Freeing memory would wait for noise on its way to the host; that frees it when it is there.
-        if keeps_blocks(self._guard.device) and not (self._noise is not None and self._noise.copying):
+        waits = self._noise is not None and self._noise.copying
+        if keeps_blocks(self._guard.device) and not waits and not reuses_blocks():
             empty_device_cache()
         names, begins = [step.name for step in self._program.steps], self._begins(first)
         if not self._program.staged:
@@ -81,13 +86,14 @@ class PlainComponent:
     def __init__(
         self, half: Half, spatial: int, temporal: int, scale: float, dtype: torch.dtype, device: torch.device,
         seed: int | None = None, overlap: bool = False, kind: str | None = None,
+        kept: dict[Hashable, Any] | None = None,
     ) -> None:  # fmt: skip
         """overlap: where results come a few frames at a time, they are copied to the host, and latents to the device,
-        while the next ones are made. kind: as in `State`."""
+        while the next ones are made. kind, kept: as in `State`."""
         self.program, self.spatial, self.temporal = half.program, spatial, temporal
         self._seed, self.ahead = seed, overlap and any(step.lazy for step in half.program.steps)
         self._decode_features = functools.partial(decode_features, seed=seed)
-        self._decode_frames = functools.partial(decode_frames, seed=seed, kind=kind)
+        self._decode_frames = functools.partial(decode_frames, seed=seed, kind=kind, kept=kept)
         self._half, self._scale, self._dtype, self._device = half, scale, dtype, device
         self._reader = StagedReader(device, self.ahead)
 

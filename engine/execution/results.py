@@ -57,6 +57,10 @@ class Results:
         """Return the memory [count, H, W, C] for results [first, first + count)."""
         raise NotImplementedError
 
+    def spare(self, clip: int, number: int) -> bool:
+        """Return whether a clip has this later result and nothing else has written it."""
+        return False
+
     def land(self, clip: int, first: int, results: Tensor) -> None:
         """Note that results written to `room` are finished."""
 
@@ -111,6 +115,9 @@ class Whole(Results):
     def room(self, clip: int, first: int, count: int) -> Tensor:
         return self.out[clip, first - self._first : first - self._first + count]
 
+    def spare(self, clip: int, number: int) -> bool:
+        return number - self._first < self.out.shape[1]
+
     def _zeros(self, clip: int, first: int, count: int) -> Tensor:
         if self.dtype == torch.uint8:
             return super()._zeros(clip, first, count)
@@ -128,6 +135,9 @@ class Landed(Whole):
     @property
     def done(self) -> int:
         return self._done
+
+    def spare(self, clip: int, number: int) -> bool:
+        return False  # behind its own are those of other parts
 
     def land(self, clip: int, first: int, results: Tensor) -> None:
         super().land(clip, first, results)

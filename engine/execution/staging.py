@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..runtime.pinned import staged, staging
+from ..runtime.pinned import ON_THEIR_WAY, staged, staging
 from ..runtime.pressure import out_of_memory
-from ..system.devices import uploads
+from ..system.devices import lend_copies, return_copies, uploads
 from .results import Results
 
 
@@ -57,35 +58,51 @@ class _Staged:
 
 
 class StagedWriter:
-    """Copies finished frames to host memory while the GPU goes on: two pinned buffers, one of which is being filled.
+    """Copies finished frames to host memory while the GPU goes on: two pinned buffers or more, one of which is being
+    filled.
 
     `write` returns at once; a buffer is emptied into the room that `out` has for it when it is needed again, and at the
     end of the `with`. Only then is it known whether its values were finite. When the `with` ends because memory ran
     out, frames in transit are still delivered; after any other error they are only waited for."""
 
-    def __init__(self, out: Results, frames: int, device: torch.device, finish: Finish, ahead: bool = True) -> None:
+    def __init__(
+        self, out: Results, frames: int, device: torch.device, finish: Finish, ahead: bool = True, given: bool = False
+    ) -> None:
         """Prepare to write from `device`, `frames` frames at once.
 
-        ahead False, or no memory that can be locked: every write waits for its copy."""
+        Args:
+            ahead: False, or no memory that can be locked: every write waits for its copy.
+            given: frames are tensors of their own that nothing else writes to. The GPU then computes while they are
+                copied: 43 MB of four frames of 1280x704 take 0.8 ms.
+        """
         self._out = out
         self._most = frames
         self._finish = finish
         self._free: list[_Staged] = []
         self._waiting: list[tuple[int, int, int, _Staged]] = []
         self._device = device
-        for _ in range(2 if ahead and device.type == "cuda" else 0):
+        for _ in range((ON_THEIR_WAY if given else 2) if ahead and device.type == "cuda" else 0):
             pixels, health = staging((frames, *out.shape), out.dtype), staging(())
             if pixels is not None and health is not None:
                 self._free.append(_Staged(pixels, health, torch.cuda.Event()))
         self._ahead = bool(self._free)
+        self._given = given and self._ahead
+        #: Of each clip, the result after the last one whose memory has been written to.
+        self._touched: dict[int, int] = {}
+        self._pair: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
 
     def __enter__(self) -> StagedWriter:
+        self._pair = lend_copies(self._device) if self._given else None
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, *_: object) -> None:
         keep = error is None or out_of_memory(error)
-        while self._waiting:
-            self._deliver(keep)
+        try:
+            while self._waiting:
+                self._deliver(keep)
+        finally:
+            if self._pair is not None:
+                return_copies(self._device, self._pair)
 
     def write(self, clip: int, first: int, pixels: Tensor, health: Tensor) -> None:
         """Write frames of a clip, from the device.
@@ -109,22 +126,46 @@ class StagedWriter:
         if not self._free:
             self._deliver(keep=True)
         buffer = self._free.pop()
-        buffer.pixels[:count].copy_(pixels, non_blocking=True)
-        buffer.health.copy_(health, non_blocking=True)
-        buffer.done.record(torch.cuda.current_stream(self._device))
+        with self._beside(pixels, health) as stream:
+            buffer.pixels[:count].copy_(pixels, non_blocking=True)
+            buffer.health.copy_(health, non_blocking=True)
+            buffer.done.record(stream)
         self._waiting.append((clip, first, count, buffer))
+
+    @contextmanager
+    def _beside(self, *read: Tensor) -> Iterator[torch.cuda.Stream]:
+        """Give the stream for copies of what the current stream makes: that itself, or one beside it."""
+        current = torch.cuda.current_stream(self._device)
+        if self._pair is None:
+            yield current
+            return
+        stream = self._pair[1]
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            yield stream
+        for t in read:
+            t.record_stream(stream)
 
     def _deliver(self, keep: bool) -> None:
         clip, first, count, buffer = self._waiting[0]  # it stays the next one if there is no room for it
         target = self._out.room(clip, first, count) if keep else None
-        if keep and not buffer.done.query():
-            target.zero_()  # the first touch of fresh pages takes longer than the copy: do it while waiting
+        if keep:
+            self._touch(clip, first, target, buffer.done)
         buffer.done.synchronize()
         self._waiting.pop(0)
         self._free.append(buffer)
         if keep:
             target.copy_(buffer.pixels[:count])
             self._land(clip, first, target, buffer.health)
+
+    def _touch(self, clip: int, first: int, target: Tensor, done: torch.cuda.Event) -> None:
+        """Write to the memory of results while waiting for them, and of later ones: the first touch of fresh pages
+        takes longer than the copy (43 MB: 5 ms)."""
+        at, end = max(first, self._touched.get(clip, 0)), first + len(target)
+        while not done.query() and (at < end or self._out.spare(clip, at)):
+            (target[at - first] if at < end else self._out.room(clip, at, 1)).zero_()
+            at += 1
+        self._touched[clip] = at
 
     def _land(self, clip: int, first: int, target: Tensor, health: Tensor) -> None:
         self._finish(clip, first, len(target), float(health))

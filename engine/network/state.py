@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -43,6 +43,9 @@ class State:
         self.counts: Counter[str] = Counter()
         #: Values that steps compute once per clip, by step name.
         self.constants: dict[str, Any] = {}
+        #: Values that steps compute once for all clips, from the weights alone; the caller may keep them for later
+        #: clips on the same stream.
+        self.kept: dict[Hashable, Any] = {}
         #: Returns the noise of a frame of the clip or tile, at least [3, H, W], for decoders that begin with noise.
         self.noise: Callable[[int], torch.Tensor] | None = None
         #: Passes in which a clip goes through a decoder that can take several, and what such passes call meanwhile.
@@ -62,6 +65,12 @@ class State:
         if name not in self.constants:
             self.constants[name] = make()
         return self.constants[name]
+
+    def keeps(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return `make()`, which depends on the weights alone and is called for the first clip that needs it."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        return self.kept[key]
 
     def takes_part(self, name: str) -> bool:
         """Return whether the named step sees the next chunk; this sets `inside`."""

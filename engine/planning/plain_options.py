@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from ..errors import PlanError
 from ..network.plain import Network
 from ..network.program import Program
-from ..network.steps import Steps
+from ..network.steps import Steps, together
 from ..network.tiles import Grid
 from ..network.values import Size
 from ..runtime.pinned import page_locked
@@ -84,7 +84,8 @@ class PlainOptions:
             yield program.fixed(ask.latents)
             return
         single = self._single(ask.half)
-        yield from itertools.islice(plain_steps(ask.latents, ask.chunk or int(single)), 1 if single else None)
+        chunk = ask.chunk or together(program) * single
+        yield from itertools.islice(plain_steps(ask.latents, chunk), 1 if single else None)
         if len(tiles) > 1 or ask.chunk > 1 or ask.host == 0:
             return
         for passes in max((step.passes for step in program.steps), key=len)[1:]:

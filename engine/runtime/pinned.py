@@ -20,6 +20,10 @@ TOUCH = 1 << 12
 #: Most bytes that are locked by one call. Where the system grants some pieces of a block and then no more, those stay.
 PIECE = 256 << 20
 
+#: Results, each a tensor of its own, that may be on their way to host memory. While one is stored there, the GPU has
+#: the work of the others.
+ON_THEIR_WAY = 3
+
 
 class PinnedPool:
     """Blocks of host memory for copies that overlap with the GPU's work.

@@ -180,8 +180,21 @@ def lend_copies(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Str
         return torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)
 
 
+@contextmanager
+def beside(device: torch.device) -> Iterator[None]:
+    """Queue copies on a stream of their own, behind the work that the current stream has by now; nothing waits for
+    them. Tensors that they read must live on until they are done."""
+    current, pair = torch.cuda.current_stream(device), lend_copies(device)
+    pair[0].wait_stream(current)
+    try:
+        with torch.cuda.stream(pair[0]):
+            yield
+    finally:
+        return_copies(device, pair)
+
+
 def return_copies(device: torch.device, pair: tuple[torch.cuda.Stream, torch.cuda.Stream]) -> None:
-    """Take back a pair of streams whose queued work is done."""
+    """Take back a pair of streams; whoever gets it next waits for what is queued."""
     _pairs[device].append(pair)
 
 

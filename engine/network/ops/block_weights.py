@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -150,3 +150,23 @@ class Weights:
             proj_bias.to(dtype), norm2.to(dtype), gates, None if biases is None else [b.to(dtype) for b in biases],
             down, norms.bound,
         )  # fmt: skip
+
+    def without(self, block: Block) -> Weights:
+        """Return these without the block's own parameters, which may leave the device while the others are kept."""
+        own = {name: None for name, value in _own(block).items() if _same(getattr(self, name), value)}
+        return replace(self, **own)
+
+    def whole(self, block: Block) -> Weights:
+        """Return these with the block's own parameters again."""
+        return replace(self, **{name: value for name, value in _own(block).items() if getattr(self, name) is None})
+
+
+def _own(block: Block) -> dict[str, Tensor | list[Tensor]]:
+    """Return the parameters that products may take as they are."""
+    a, m = block.attn, block.mlp
+    return {"qkv": a.qkv.weight, "proj": a.proj.weight, "gates": [m.w_gate.weight, m.w_up.weight],
+            "down": m.w_down.weight}  # fmt: skip
+
+
+def _same(ours: Tensor | list[Tensor], theirs: Tensor | list[Tensor]) -> bool:
+    return ours[0] is theirs[0] if isinstance(ours, list) else ours is theirs

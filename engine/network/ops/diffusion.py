@@ -6,8 +6,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -153,7 +154,7 @@ class NeighbourDecoder(Step):
     def _way(self, part: Part, state: State) -> Passes:
         """Return all stations, in as many passes as the state asks for."""
         begins = 0 if state.place is None else state.place.origin
-        features, blocks = list(self._features(part, begins)), self.sampling.steps * self.layers
+        features, blocks = list(self._features(part, state, begins)), self.sampling.steps * self.layers
         pictures = list(self._pictures(part, state, self.time[0] * begins))
         if state.passes == 1:
             return Passes([*features, *self._up(part), *pictures], (), state.check)
@@ -165,15 +166,15 @@ class NeighbourDecoder(Step):
 
         return Passes(features, [functools.partial(row, *edge) for edge in itertools.pairwise(edges)], state.check)
 
-    def _features(self, part: Part, begins: int) -> Iterator[Station]:
+    def _features(self, part: Part, state: State, begins: int) -> Iterator[Station]:
         """Yield the stations that turn latents into the last stage's tokens. begins: the first latent."""
         rate, last = 1, len(self.stages) - 1
         blocks = [part(f"det_stages.{i}.{j}") for i, stage in enumerate(self.stages) for j in range(stage.layers)]
-        each = zip(blocks, Norms.of(blocks), strict=True)
+        norms, each = state.keeps((self.name, "norms before"), lambda: Norms.of(blocks)), enumerate(blocks)
         for i, stage in enumerate(self.stages):
             yield Grouped()
-            for block, norms in itertools.islice(each, stage.layers):
-                weights = functools.partial(Weights.of, block, norms)
+            for at, block in itertools.islice(each, stage.layers):
+                weights = functools.partial(_kept, state.kept, (self.name, "before", at), block, norms[at])
                 yield Attend(weights, stage.kernel, begins=rate * begins, early=i < last)
             yield Up(part(f"upsamples.{i}.proj"), stage.stride) if i < last else Dropped(self.ghosts * rate)
             rate *= stage.stride[0]
@@ -188,25 +189,27 @@ class NeighbourDecoder(Step):
     def _pictures(self, part: Part, state: State, begins: int = 0) -> Iterator[Station]:
         """Yield the stations that turn features into pixels. begins: the first frame."""
         blocks = [part(f"{self.name}.{i}") for i in range(self.layers)]
-        tables, norms = torch.stack([b.scale_shift_table for b in blocks]).float(), Norms.of(blocks)
+        norms = state.keeps((self.name, "norms"), lambda: Norms.of(blocks))
         keeps, last = self.sampling.velocity or self.sampling.steps > 1, self.layers - 1
         for step in range(self.sampling.steps):
-            made = self._vectors(part, step) + tables
+            made = state.keeps((self.name, "modulation", step), lambda step=step: self._modulation(part, blocks, step))
             yield Enter(self.patch, part("conv_in_x_t"), blocks[0].context_proj, state.noise, keeps)
             for i, block in enumerate(blocks):
                 modulation = [made[i, used] for used in USED]  # a list of indices would be copied to the device
-                weights = functools.partial(Weights.of, block, norms[i], modulation, state.kind)
+                more = norms[i], modulation, state.kind
+                weights = functools.partial(_kept, state.kept, (self.name, step, i), block, *more)
                 yield Attend(weights, self.kernel, blocks[i + 1].context_proj if i < last else None, begins)
             yield Leave(self.patch, part("norm_out").weight, part("conv_out"), self.sampling, step)
 
-    def _vectors(self, part: Part, step: int) -> Tensor:
-        """Return what a timestep adds to every block's table, float32 [VECTORS, C]."""
+    def _modulation(self, part: Part, blocks: Sequence[DiffusionBlock], step: int) -> Tensor:
+        """Return every block's vectors at a timestep, float32 [layers, VECTORS, C]."""
         adaln, device = part("shared_adaln").proj, part("shared_adaln").proj.weight.device
         h = waves_of(self.sampling.multiplier * self.sampling.time(step), device)
         for name in ("0", "2"):
             linear = part("t_embedder").mlp.get_submodule(name)
             h = F.silu(F.linear(h, linear.weight.float(), linear.bias.float()))
-        return F.linear(h, adaln.weight.float(), adaln.bias.float()).view(VECTORS, self.width)
+        vectors = F.linear(h, adaln.weight.float(), adaln.bias.float()).view(VECTORS, self.width)
+        return vectors + torch.stack([b.scale_shift_table for b in blocks]).float()
 
     def taps(self, style: Style) -> Taps:
         """Return the latents that a frame depends on: windows reach as far again where a clip begins or ends. Those
@@ -277,6 +280,14 @@ class NeighbourDecoder(Step):
         # Each of these blocks reads the context, too; noise becomes tokens, and tokens a picture.
         values += self.sampling.steps * tokens * ((self.layers * (BLOCK_VALUES + 1) + 2) * self.width + 2 * pixels)
         return Work(flop, flop, values)
+
+
+def _kept(kept: dict[Hashable, Any], key: Hashable, block: Block, *others: Any) -> Weights:
+    """Return a block's weights, made for the first clip that needs them. kept: of the State, which a station must not
+    hold itself: a circle would keep a clip's memory until it is collected. others: as of `Weights.of`."""
+    if key not in kept:
+        kept[key] = Weights.of(block, *others).without(block)
+    return kept[key].whole(block)
 
 
 def _begins(stations: Sequence[Station], size: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from ...kernels.blocks import fuses
+from ...runtime.pinned import ON_THEIR_WAY
 from .neighbours import GROUP, ROWS, Kernel, first, in_groups, slots, waiting
 from .passes import AHEAD
 from .sampling import COLOURS
@@ -77,6 +79,7 @@ def most(stations: Sequence[Held | Made]) -> int:
     return found
 
 
+@functools.lru_cache(maxsize=1024)
 def needed(
     decoder: Any, latents: int, height: int, width: int, itemsize: int, passes: int, kernels: bool
 ) -> int:  # fmt: skip
@@ -121,11 +124,12 @@ def needed(
     last = replace(block, kept=alone)
     pictures, ends = 11 * decoder.width**2, 8 * GROUP * pixels  # a block's weights; noise on its way, and results
     always = blocks * pictures * itemsize + PARTS
+    copied = ON_THEIR_WAY * 4 * GROUP * pixels  # float32
     if passes == 0:
         return itemsize * (most(features) + moving) + always
     if passes == 1:
-        return itemsize * (most([*features, *[block] * (blocks - 1), last]) + moving + ends) + always
+        return itemsize * (most([*features, *[block] * (blocks - 1), last]) + moving + ends) + always + copied
     # Frames that come from host memory, before the group's samples are made. They have blocks of memory of their own.
     comes = AHEAD * GROUP * (frame + features[-1].frame) + group * stage.width + samples * (group + stage.width)
     row = most([block] * -(-blocks // (passes - 1))) + ends + comes + block.work // 2
-    return itemsize * max(most(features) + moving, row) + always
+    return max(itemsize * (most(features) + moving), itemsize * row + copied) + always

@@ -1,8 +1,10 @@
 """LTX-2.5's diffusion decoder against recorded outputs of the original, in chunks, and with its noise."""
 
 import dataclasses
+import gc
 import json
 import math
+import weakref
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from zerowaste_vae.engine.kernels.blocks import angles
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
 from zerowaste_vae.engine.kernels.targets import prebuilt
 from zerowaste_vae.engine.network.ops import block_weights
+from zerowaste_vae.engine.network.ops.block_weights import Weights
 from zerowaste_vae.engine.network.ops.diffusion import NeighbourDecoder, Stage
 from zerowaste_vae.engine.network.ops.neighbours import Attend
 from zerowaste_vae.engine.network.state import State
@@ -128,6 +131,41 @@ def test_noise(small, noise):
     assert torch.equal(small.decode(z[:1], seed=3), seeded)
     with pytest.raises(InputError, match="no share of noise"):
         small.decode(z[:1], noise=0.1)
+
+
+def test_weights_are_made_once(tiny_ltx25, noise, monkeypatch):
+    """What a block's products take is made for the first clip and kept until the weights change or are released; it
+    holds no parameter, and nothing else of a clip stays."""
+    vae, z = load(tiny_ltx25, device="cpu"), noise(1, 16, 2, 2, 2)
+    made, states, weights_of, begin = [], [], Weights.of, State.__init__
+    monkeypatch.setattr(Weights, "of", lambda *given: made.append(given[0]) or weights_of(*given))
+    monkeypatch.setattr(State, "__init__", lambda self, *given: states.append(weakref.ref(self)) or begin(self, *given))
+    gc.disable()
+    try:
+        frames = vae.decode(z)
+        count = len(made)
+        assert count and torch.equal(vae.decode(z), frames) and len(made) == count
+        assert not any(state() for state in states)
+    finally:
+        gc.enable()
+    (_, kept), parameters = vae._plain._kept["decoder"], {id(p) for p in vae.model.parameters()}
+    large = [t for w in kept.values() if isinstance(w, Weights) for t in (w.qkv, w.proj, w.down, *(w.gates or ()))]
+    assert all(t is None or id(t) not in parameters for t in large) and None in large
+    with torch.no_grad():
+        vae.model.decoder.det_stages[0][0].attn.proj.bias.add_(1.0)
+    changed = vae.decode(z)
+    assert len(made) == 2 * count and not torch.equal(changed, frames)
+    vae.release()
+    assert torch.equal(vae.decode(z), changed) and len(made) == 3 * count
+
+
+def test_weights_of_another_stream(small, monkeypatch):
+    """What was made on another stream may not be complete: it is made anew."""
+    streams = iter(("one", "one", "other"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: next(streams))
+    first, second, third = (small._plain._kept_of("decoder", torch.device("cuda", 0)) for _ in range(3))
+    small._plain._kept.clear()
+    assert first is second and third is not first
 
 
 def test_tiles_have_noise_of_their_place(small, noise, monkeypatch):

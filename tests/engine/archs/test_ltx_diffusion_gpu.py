@@ -5,6 +5,7 @@ import gc
 
 import pytest
 import torch
+from zerowaste_vae import Cancelled
 from zerowaste_vae.engine.kernels.blocks import (
     GROUP,
     Place,
@@ -178,6 +179,21 @@ def test_bits(vae):
     assert mse < 10**-2.5, mse  # 25 dB of a peak of 1; random weights
 
 
+def test_interrupted(vae):
+    """A decode that ends early, while noise and frames are on their way, leaves nothing that changes later ones, on
+    whichever stream."""
+    z = torch.randn(1, 128, 12, 4, 6, generator=torch.Generator().manual_seed(1))
+    whole, seen = vae.decode(z), []
+    for at in (1, 2, 4):
+        with pytest.raises(Cancelled):
+            vae.decode(z, cancel=lambda at=at: len(seen) >= at or seen.append(1))
+        seen.clear()
+        other = torch.cuda.Stream()
+        with torch.cuda.stream(other):
+            assert torch.equal(vae.decode(z), whole)
+        assert torch.equal(vae.decode(z), whole)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_memory(vae, precision):
     """No more is reserved than the plan states; once frames wait in every block, a longer clip takes no more."""
@@ -191,7 +207,10 @@ def test_memory(vae, precision):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before, plans = torch.cuda.memory_reserved(), []
-        vae.decode(z, on_plan=plans.append)
+        frames = vae.decode(z, on_plan=plans.append)
+        for _ in range(2):  # in the blocks that the first one has left
+            assert torch.equal(vae.decode(z, on_plan=plans.append), frames)
+        assert plans[0] == plans[-1]
         torch.cuda.synchronize()
         peaks.append(torch.cuda.max_memory_reserved() - before)
         assert plans[-1].peak_bytes >= peaks[-1]

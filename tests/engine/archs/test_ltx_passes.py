@@ -1,5 +1,6 @@
 """LTX-2.5's diffusion decoder in several passes of the whole clip, and the noise that waits beside it."""
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from zerowaste_vae.engine.planning.make import make_planner
 from zerowaste_vae.engine.planning.plain_walk import Torch
 from zerowaste_vae.engine.precision.modes import Mode
 from zerowaste_vae.engine.request import Request
-from zerowaste_vae.engine.runtime.pinned import page_locked
+from zerowaste_vae.engine.runtime.pinned import ON_THEIR_WAY, page_locked
 
 GIB, META, ONE_STEP, RESERVES = 1 << 30, torch.device("meta"), Sampling(), Torch(reserves=True)
 #: 1280x704 x 121 frames.
@@ -174,7 +175,9 @@ def test_memory(latents, count, kernels, most, monkeypatch):
             monkeypatch.setattr(sampling.Enter, "push", asked_for_noise)
         peak_bytes(run, memory)
     stated = ARCHITECTURE.published.config.decoder.memory(latents, *SIZE[1:], 2, count, kernels=kernels)
-    assert memory.live <= stated <= most * memory.live
+    # Results that are being copied are not in the dry run.
+    copied = ON_THEIR_WAY * 4 * neighbours.GROUP * 3 * 32**2 * math.prod(SIZE[1:])
+    assert memory.live <= stated <= most * memory.live + bool(count) * copied
 
 
 @pytest.mark.parametrize("latents, passes", [(16, 1), (31, 1), (16, 3), (16, 9)])
@@ -204,7 +207,7 @@ def test_plans():
     plan = published().plan
     made = [plan("decoder", SIZE, Request(), Limits(gb * GIB, host=20 * GIB)) for gb in (13, 10.5, 8, 6, 4)]
     assert [p.steps.passes for p in made] == [1, 3, 3, 5, 9] and not any(p.tiled for p in made)
-    assert made[2].peak_bytes < 7.7 * GIB
+    assert made[2].peak_bytes < 7.8 * GIB
     longer = plan("decoder", (31, *SIZE[1:]), Request(), Limits(8 * GIB, host=20 * GIB))
     assert longer.peak_bytes == made[2].peak_bytes and longer.host_bytes > made[2].host_bytes
     # One pass keeps none of its frames, only the noise.
@@ -260,8 +263,8 @@ def test_room_for_noise():
 
 
 def test_latents_are_read_ahead(noise, monkeypatch):
-    """No latent waits for the GPU: each goes through page-locked memory, in one piece, although the clip's channels lie
-    far apart."""
+    """No latent waits for the GPU: as many as pass the first blocks together go through page-locked memory, in one
+    piece, although the clip's channels lie far apart."""
     vae, _ = small()
     read, parts = StagedReader.read, []
 
@@ -270,8 +273,8 @@ def test_latents_are_read_ahead(noise, monkeypatch):
         return read(self, part)
 
     monkeypatch.setattr(StagedReader, "read", watched)
-    vae.decode(noise(1, 16, 3, 2, 2))
-    assert parts == [((1, 16, 1, 2, 2), True)] * 3
+    vae.decode(noise(1, 16, 9, 2, 2))
+    assert parts == [((1, 16, n, 2, 2), True) for n in (4, 4, 1)]
 
 
 def test_weights_wait_for_frames(noise, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine.execution import call
 from zerowaste_vae.engine.runtime import allowance
-from zerowaste_vae.engine.runtime.allowance import Allowance, find_workspace
+from zerowaste_vae.engine.runtime.allowance import Allowance, find_workspace, reuses_blocks
 from zerowaste_vae.engine.system.devices import Counters
 
 CARD = torch.device("cuda", 0)
@@ -38,6 +38,7 @@ def card(monkeypatch):
     monkeypatch.setattr(allowance, "counters", lambda _: Counters(fake.allocated, fake.reserved, 0, 0, fake.failures))
     monkeypatch.setattr(allowance, "empty_device_cache", fake.empty)
     monkeypatch.setattr(allowance, "_LIMITS", type(allowance._LIMITS)(allowance._Limit))
+    monkeypatch.setattr(allowance, "_LEFT", {})
     return fake
 
 
@@ -69,6 +70,31 @@ def test_limit_ends(card):
     assert card.fraction == pytest.approx(0.7)
     left.close()
     assert card.fraction == 1
+
+
+def test_a_run_like_the_last_one(card, monkeypatch):
+    """It begins with the blocks that this left, and with its limit, if nothing has taken or freed memory since."""
+
+    def empty():
+        card.emptied, card.reserved = card.emptied + 1, 300
+
+    def reuses(again):
+        with Allowance(CARD, 400, held=100, again=again) as run:
+            with run.step():
+                assert card.fraction == pytest.approx(0.6)  # 200 are others'
+                found, card.reserved = reuses_blocks(), 650
+            assert not reuses_blocks()
+        return found
+
+    monkeypatch.setattr(allowance, "empty_device_cache", empty)
+    assert not reuses("a") and card.emptied == 1
+    assert reuses("a") and reuses("a") and card.emptied == 1
+    assert not reuses("b") and reuses("b") and card.emptied == 2
+    card.reserved -= 10  # something has freed blocks
+    assert not reuses("b") and card.emptied == 3
+    card.allocated += 10  # something has taken some
+    assert not reuses("b") and card.emptied == 4
+    assert not reuses(None) and not reuses(None) and card.emptied == 6
 
 
 def test_memory_of_the_caller(card):

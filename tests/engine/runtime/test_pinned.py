@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from zerowaste_vae.engine import log
-from zerowaste_vae.engine.execution.results import Whole
+from zerowaste_vae.engine.execution.results import Landed, Whole
 from zerowaste_vae.engine.execution.staging import StagedReader, StagedWriter
 from zerowaste_vae.engine.planning import budget as memory
 from zerowaste_vae.engine.planning.budget import Machine
@@ -101,6 +101,38 @@ def test_more_frames_than_a_buffer_has(driver, noise):
     with StagedWriter(Whole(out), 2, GPU, lambda *given: done.append(given)) as writer:
         writer.write(0, 0, pixels, torch.tensor(1.0))
     assert torch.equal(out[0], pixels) and done == [(0, 0, 2, 1.0), (0, 2, 2, 1.0), (0, 4, 1, 1.0)]
+
+
+@pytest.mark.parametrize("kind, touched", [(Whole, 4), (partial(Landed, part=0), 0)])
+def test_memory_is_touched_while_waiting(noise, monkeypatch, kind, touched):
+    """While results are on their way, their memory and that of later ones is written to, once, but not what other parts
+    may have written."""
+    slow = iter([False] * 7)
+
+    class Event:
+        def record(self, stream):
+            pass
+
+        def query(self):
+            return next(slow, True)
+
+        def synchronize(self):
+            pass
+
+    empty = torch.empty
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "a stream")
+    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
+    out, pixels, seen = torch.full((1, 6, 2, 3, 3), 7.0), noise(6, 2, 3, 3), []
+    results = kind(out, 1)
+
+    def landed(*_):
+        seen.append(int((out == 0).all(4).all(3).all(2).sum()))
+
+    with StagedWriter(results, 2, GPU, landed) as writer:
+        for first in (1, 3, 5):
+            writer.write(0, first, pixels[first - 1 : first + 1], torch.zeros(()))
+    assert torch.equal(out[0], pixels) and seen[0] == touched
 
 
 class Upload(torch.Tensor):
