@@ -143,7 +143,7 @@ def a_write_later(monkeypatch):
     plain, event = StagedWriter.__init__, SimpleNamespace(record=lambda *_: None, query=lambda: True)
     event.synchronize = lambda: None
 
-    def init(self, out, frames, device, finish, ahead=True):
+    def init(self, out, frames, device, finish, ahead=True, given=False):
         plain(self, out, frames, device, finish, ahead)
         self._free = [_Staged(torch.empty(frames, *out.shape, dtype=out.dtype), torch.empty(()), event) for _ in "ab"]
         self._ahead = True
