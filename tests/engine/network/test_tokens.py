@@ -87,7 +87,8 @@ def test_paired_products_gate_themselves(noise):
     product(plain, x, wide, scales, sums)
     product(plain.paired(), x, made, scales, sums)
     gate, value = wide.chunk(2, 1)
-    assert torch.equal(made, torch.nn.functional.silu(gate) * value)
+    expected = torch.nn.functional.silu(gate) * value
+    assert (made - expected).abs().max() <= 1e-6 * expected.abs().max()  # CPUs compute SiLU of neighbours otherwise
 
 
 @pytest.mark.parametrize("kind, tiles, expected", [
