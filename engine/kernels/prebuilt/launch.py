@@ -178,10 +178,10 @@ class Bound:
         for i, argument in enumerate(arguments[: self._count]):
             if isinstance(argument, Descriptor):
                 made_of = i, addresses[i], argument.shape, argument.strides
-                map_of = next(maps)
-                if made_of not in self._known:
-                    self._known[made_of] = self._map(map_of, addresses[i], argument)
-                held, at = self._known[made_of]
+                form, known = next(maps), self._known.get(made_of)  # another thread may clear them
+                if known is None:
+                    known = self._known[made_of] = self._map(form, addresses[i], argument)
+                held, at = known
                 rank = len(argument.shape)
                 sizes, strides = (ctypes.c_int32 * rank)(*argument.shape), (ctypes.c_int64 * rank)(*argument.strides)
                 kept += [held, sizes, strides]

@@ -135,6 +135,23 @@ def test_kernel_is_loaded_on_each_device(fake, tensors, monkeypatch):
     assert [device for device, *_ in fake.loaded] == [2, 0] == [device for device, *_ in fake.launched]
 
 
+def test_maps_that_another_thread_forgets(fake, tensors):
+    """They may be gone as soon as they are stored."""
+
+    class Forgetful(dict):
+        def __setitem__(self, name, value):
+            super().__setitem__(name, value)
+            self.clear()
+
+    x, out = tensors
+    kernel, other = Prebuilt(KERNEL, "C"), torch.ones_like(x)
+    kernel[(1,)](Descriptor(x, (64, 32)), out, **FIXED)
+    (bound,) = kernel._bound.values()
+    bound._known = Forgetful()
+    kernel[(1,)](Descriptor(other, (64, 32)), out, **FIXED)
+    assert len(fake.launched) == len(fake.maps) == 2
+
+
 def test_threads_share_no_packed_block(fake, tensors):
     """Each launch waits until another thread has packed its own."""
     x, out = tensors
