@@ -68,9 +68,7 @@ class State:
 
     def keeps(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return `make()`, which depends on the weights alone and is called for the first clip that needs it."""
-        if key not in self.kept:
-            self.kept[key] = make()
-        return self.kept[key]
+        return kept(self.kept, key, make)
 
     def takes_part(self, name: str) -> bool:
         """Return whether the named step sees the next chunk; this sets `inside`."""
@@ -108,6 +106,14 @@ class State:
     def nbytes(self) -> int:
         waiting = (t for frames in self.waiting.values() for t in frames)
         return sum(t.numel() * t.element_size() for t in (*self.histories.values(), *waiting))
+
+
+def kept(values: dict[Hashable, Any], key: Hashable, make: Callable[[], T]) -> T:
+    """Return the value under `key`, which `make` makes if there is none; calls in any mode of torch can use it."""
+    if key not in values:
+        with torch.inference_mode(False), torch.no_grad():
+            values[key] = make()
+    return values[key]
 
 
 def grouped(x: torch.Tensor, state: State | None, key: str, every: int) -> torch.Tensor:

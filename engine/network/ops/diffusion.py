@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...kernels.blocks import fuses
 from ...runtime.pinned import page_locked
 from ..program import Step
-from ..state import State
+from ..state import State, kept
 from ..tree import graft
 from ..values import CAUSAL, Size, Style, Taps, Work
 from .block_weights import Block, Norms, Weight, Weights
@@ -174,7 +174,7 @@ class NeighbourDecoder(Step):
         for i, stage in enumerate(self.stages):
             yield Grouped()
             for at, block in itertools.islice(each, stage.layers):
-                weights = functools.partial(_kept, state.kept, (self.name, "before", at), block, norms[at])
+                weights = functools.partial(_weights, state.kept, (self.name, "before", at), block, norms[at])
                 yield Attend(weights, stage.kernel, begins=rate * begins, early=i < last)
             yield Up(part(f"upsamples.{i}.proj"), stage.stride) if i < last else Dropped(self.ghosts * rate)
             rate *= stage.stride[0]
@@ -197,7 +197,7 @@ class NeighbourDecoder(Step):
             for i, block in enumerate(blocks):
                 modulation = [made[i, used] for used in USED]  # a list of indices would be copied to the device
                 more = norms[i], modulation, state.kind
-                weights = functools.partial(_kept, state.kept, (self.name, step, i), block, *more)
+                weights = functools.partial(_weights, state.kept, (self.name, step, i), block, *more)
                 yield Attend(weights, self.kernel, blocks[i + 1].context_proj if i < last else None, begins)
             yield Leave(self.patch, part("norm_out").weight, part("conv_out"), self.sampling, step)
 
@@ -282,12 +282,11 @@ class NeighbourDecoder(Step):
         return Work(flop, flop, values)
 
 
-def _kept(kept: dict[Hashable, Any], key: Hashable, block: Block, *others: Any) -> Weights:
-    """Return a block's weights, made for the first clip that needs them. kept: of the State, which a station must not
-    hold itself: a circle would keep a clip's memory until it is collected. others: as of `Weights.of`."""
-    if key not in kept:
-        kept[key] = Weights.of(block, *others).without(block)
-    return kept[key].whole(block)
+def _weights(values: dict[Hashable, Any], key: Hashable, block: Block, *others: Any) -> Weights:
+    """Return a block's weights, made for the first clip that needs them. values: those that the State keeps; a station
+    must not hold the State itself, as a circle would keep a clip's memory until it is collected. others: as of
+    `Weights.of`."""
+    return kept(values, key, lambda: Weights.of(block, *others).without(block)).whole(block)
 
 
 def _begins(stations: Sequence[Station], size: int) -> list[int]:

@@ -159,6 +159,19 @@ def test_weights_are_made_once(tiny_ltx25, noise, monkeypatch):
     assert torch.equal(vae.decode(z), changed) and len(made) == 3 * count
 
 
+@pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("second", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_weights_in_any_mode(tiny_ltx25, noise, first, second):
+    """What a call in one mode of torch keeps serves those in others."""
+    vae, z = load(tiny_ltx25, device="cpu"), noise(1, 16, 2, 2, 2)
+    with first():
+        frames = vae.decode(z)
+    with second():
+        assert torch.equal(vae.decode(z), frames)
+    kept = [w for w in vae._plain._kept["decoder"][1].values() if isinstance(w, Weights)]
+    assert kept and not any(w.norm1.is_inference() or w.qkv_bias.requires_grad for w in kept)
+
+
 def test_weights_of_another_stream(small, monkeypatch):
     """What was made on another stream may not be complete: it is made anew."""
     streams = iter(("one", "one", "other"))
