@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..runtime.pinned import ON_THEIR_WAY, staged, staging
 from ..runtime.pressure import out_of_memory
-from ..system.devices import lend_copies, return_copies, uploads
+from ..system.devices import beside, uploads
 from .results import Results
 
 
@@ -89,20 +89,14 @@ class StagedWriter:
         self._given = given and self._ahead
         #: Of each clip, the result after the last one whose memory has been written to.
         self._touched: dict[int, int] = {}
-        self._pair: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
 
     def __enter__(self) -> StagedWriter:
-        self._pair = lend_copies(self._device) if self._given else None
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, *_: object) -> None:
         keep = error is None or out_of_memory(error)
-        try:
-            while self._waiting:
-                self._deliver(keep)
-        finally:
-            if self._pair is not None:
-                return_copies(self._device, self._pair)
+        while self._waiting:
+            self._deliver(keep)
 
     def write(self, clip: int, first: int, pixels: Tensor, health: Tensor) -> None:
         """Write frames of a clip, from the device.
@@ -126,25 +120,14 @@ class StagedWriter:
         if not self._free:
             self._deliver(keep=True)
         buffer = self._free.pop()
-        with self._beside(pixels, health) as stream:
+        with beside(self._device) if self._given else nullcontext():
+            stream = torch.cuda.current_stream(self._device)
             buffer.pixels[:count].copy_(pixels, non_blocking=True)
             buffer.health.copy_(health, non_blocking=True)
             buffer.done.record(stream)
+            for t in (pixels, health) if self._given else ():
+                t.record_stream(stream)
         self._waiting.append((clip, first, count, buffer))
-
-    @contextmanager
-    def _beside(self, *read: Tensor) -> Iterator[torch.cuda.Stream]:
-        """Give the stream for copies of what the current stream makes: that itself, or one beside it."""
-        current = torch.cuda.current_stream(self._device)
-        if self._pair is None:
-            yield current
-            return
-        stream = self._pair[1]
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            yield stream
-        for t in read:
-            t.record_stream(stream)
 
     def _deliver(self, keep: bool) -> None:
         clip, first, count, buffer = self._waiting[0]  # it stays the next one if there is no room for it
