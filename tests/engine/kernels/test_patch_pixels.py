@@ -48,7 +48,6 @@ def test_pixels(interpreter, dtype, real, stored, pixels):
     assert error(out, want) < {torch.uint8: 5e-3}.get(stored, 1e-3 if dtype == torch.float16 else 6e-3)
 
 
-@pytest.mark.exact_products
 def test_a_position_does_not_depend_on_the_others(interpreter):
     """Neither on the size of the picture, nor on pictures before it, nor on its place in a program."""
     weights, x = network(torch.float16), torch.randn(2, 4, 6, 96).half()
