@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import importlib.util
+import inspect
 import os
 import random
 import sys
@@ -311,23 +313,54 @@ def noise():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def exact_products():
-    """Products in Triton's interpreter are added up in fp64 and rounded once: numpy's are the BLAS's, and on some CPUs
-    that rounds a row of fp32 by its place among the others."""
+def exact_interpreter():
+    """Triton's interpreter adds up products in fp64 and rounds once, and wastes less time.
+
+    Its products are those of numpy's BLAS, which on some CPUs rounds a row of fp32 by its place among the others. It
+    looks through all of triton.language at every call of a function, and reduces with a function of ours element by
+    element."""
     if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
         return
     from triton.language import float64
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+    from triton.language.core import is_builtin
+    from triton.runtime import interpreter
 
-    as_it_was = InterpreterBuilder.create_dot
+    dot, reduce, names = interpreter.InterpreterBuilder.create_dot, interpreter.ReduceOps.generic_reduce, {}
 
     def create_dot(self, a, b, d, *options):
         if d.data.dtype != np.float32:
-            return as_it_was(self, a, b, d, *options)
-        made = as_it_was(self, a, b, TensorHandle(d.data.astype(np.float64), float64), *options)
-        return TensorHandle(made.data.astype(np.float32), d.dtype.scalar)
+            return dot(self, a, b, d, *options)
+        made = dot(self, a, b, interpreter.TensorHandle(d.data.astype(np.float64), float64), *options)
+        return interpreter.TensorHandle(made.data.astype(np.float32), d.dtype.scalar)
 
-    InterpreterBuilder.create_dot = create_dot
+    def patch_builtin(package, *options):
+        if package not in names:
+            names[package] = [name for name, member in inspect.getmembers(package) if is_builtin(member)]
+        for name in names[package]:
+            member = getattr(package, name)
+            if not is_builtin(member):  # nor are the others: a kernel calls a function
+                break
+            interpreter._patch_attr(package, name, member, *options)
+
+    def generic_reduce(self, values):
+        if self.axis is None or values[0].handle.data.ndim < 2:
+            return reduce(self, values)
+        parts = [np.moveaxis(v.handle.data, self.axis, 0) for v in values]
+        slices = [
+            tuple(self.to_tensor(part[i], v.dtype) for part, v in zip(parts, values, strict=True))
+            for i in range(len(parts[0]))
+        ]
+
+        def both(a, b):
+            made = self.combine_fn.fn(*a, *b)
+            return made if isinstance(made, tuple) else (made,)
+
+        total = functools.reduce(both, slices)
+        found = (np.expand_dims(t.handle.data, self.axis) if self.keep_dims else t.handle.data for t in total)
+        return [self.to_tensor(array, v.dtype) for array, v in zip(found, values, strict=True)]
+
+    interpreter.InterpreterBuilder.create_dot, interpreter._patch_builtin = create_dot, patch_builtin
+    interpreter.ReduceOps.generic_reduce = generic_reduce
 
 
 @pytest.fixture
