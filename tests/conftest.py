@@ -371,18 +371,3 @@ def exact_interpreter():
     interpreter.ReduceOps.generic_reduce = generic_reduce
     interpreter.interpreter_semantic.binary_op_sanitize_overflow_impl = overflow
     interpreter._get_np_dtype = np_dtype
-
-
-@pytest.fixture
-def exact_convolutions(monkeypatch):
-    """Convolutions in fp32 on a CPU are added up in fp64 and rounded once: on some CPUs torch rounds a position
-    by how many there are."""
-    as_it_was = torch.nn.functional.conv3d
-
-    def conv3d(x, weight, bias=None, *options, **more):
-        if x.dtype != torch.float32 or x.device.type != "cpu":
-            return as_it_was(x, weight, bias, *options, **more)
-        bias = None if bias is None else bias.double()
-        return as_it_was(x.double(), weight.double(), bias, *options, **more).float()
-
-    monkeypatch.setattr(torch.nn.functional, "conv3d", conv3d)

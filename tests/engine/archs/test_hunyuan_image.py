@@ -69,7 +69,7 @@ def test_means_of_several_channels(shared):
         close(step.plain(modules.__getitem__, tensors["x"][:, :, None], None)[:, :, 0], tensors["moments"])
 
 
-def test_fused_walk(golden, monkeypatch, exact_convolutions):
+def test_fused_walk(golden, monkeypatch, exact_sums):
     """It gives the same, in as many chunks and bands as are asked for, with equal bits."""
     vae, tensors = golden
     monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)

@@ -81,7 +81,7 @@ def test_fused_walk(golden, monkeypatch, off):
     close(found[:, :, 0], tensors["e2.latent_out"])
 
 
-def test_equal_bits(golden, monkeypatch, noise, exact_convolutions):
+def test_equal_bits(golden, monkeypatch, noise, exact_sums):
     """Pictures are the same whatever goes with them: both halves, fused and plain."""
     vae = golden[0]
     monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
