@@ -15,7 +15,7 @@ from zerowaste_vae.engine import PlanError
 from zerowaste_vae.engine.execution import core
 from zerowaste_vae.engine.planning import choice
 from zerowaste_vae.nodes import conversion
-choice.Choices.of = lambda *_: None  # nothing lacks kernels
+choice.Choices.of = choice.Choices.read_ahead = lambda *_: None  # nothing lacks kernels, nor loads any
 from zerowaste_vae.nodes.settings import Settings
 core.why_off = lambda *_: None
 asked = []
