@@ -10,7 +10,7 @@ mm.vae_device = lambda: gpu
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 torch.cuda.get_device_capability = lambda *_: (9, 0)
 from zerowaste_vae.engine.planning import choice
-choice.Choices.of = lambda *_: None  # nothing lacks kernels
+choice.Choices.of = choice.Choices.read_ahead = lambda *_: None  # nothing lacks kernels, nor loads any
 from zerowaste_vae.engine.execution import core
 from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.settings import Settings
@@ -203,7 +203,7 @@ weights = WanVAE(dim=4, z_dim=16, image_channels=3, conv_out_channels=3, **shape
 stock = comfy.sd.VAE(sd={key: torch.randn_like(t) for key, t in weights.items()}, device=torch.device("cpu"))
 mm.vae_device = lambda: torch.device("cuda", 0)
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 2
-torch.cuda.get_device_capability = lambda *_: (9, 0)
+torch.cuda.get_device_capability, torch.cuda.get_device_name = lambda *_: (9, 0), lambda *_: "GPU"
 for device in (torch.device("cpu"), torch.device("cuda", 1)):
     stock.device = stock.patcher.load_device = device
     ours = conversion.from_host_vae(stock, "auto")
@@ -224,7 +224,7 @@ from zerowaste_vae.nodes.loader import Optimize
 from zerowaste_vae.nodes.settings import Settings
 targets.triton_version, core.why_off = lambda: (3, 6), lambda *_: None
 from zerowaste_vae.engine.planning import choice
-choice.Choices.of = lambda *_: None  # nothing lacks kernels
+choice.Choices.of = choice.Choices.read_ahead = lambda *_: None  # nothing lacks kernels, nor loads any
 vae = conversion.from_file(vae_file, "auto", None, Settings())
 for first in ({"fp8": True}, {"min_db": 20.0}):
     once = Optimize.execute(vae, **first)[0]
