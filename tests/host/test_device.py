@@ -8,9 +8,9 @@ import comfy.model_management as mm
 gpu = torch.device("cuda", 0)
 mm.vae_device = lambda: gpu
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
-torch.cuda.get_device_capability = lambda *_: (9, 0)
+torch.cuda.get_device_capability, torch.cuda.get_device_name = lambda *_: (9, 0), lambda *_: "GPU"
 from zerowaste_vae.engine.planning import choice
-choice.Choices.of = choice.Choices.read_ahead = lambda *_: None  # nothing lacks kernels, nor loads any
+choice.Choices.of = lambda *_: None  # nothing lacks kernels
 from zerowaste_vae.engine.execution import core
 from zerowaste_vae.nodes import conversion
 from zerowaste_vae.nodes.settings import Settings
@@ -224,7 +224,7 @@ from zerowaste_vae.nodes.loader import Optimize
 from zerowaste_vae.nodes.settings import Settings
 targets.triton_version, core.why_off = lambda: (3, 6), lambda *_: None
 from zerowaste_vae.engine.planning import choice
-choice.Choices.of = choice.Choices.read_ahead = lambda *_: None  # nothing lacks kernels, nor loads any
+choice.Choices.of = lambda *_: None  # nothing lacks kernels
 vae = conversion.from_file(vae_file, "auto", None, Settings())
 for first in ({"fp8": True}, {"min_db": 20.0}):
     once = Optimize.execute(vae, **first)[0]

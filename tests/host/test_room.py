@@ -10,12 +10,12 @@ gpu = torch.device("cuda", 0)
 mm.vae_device = lambda: gpu
 mm.get_total_memory = lambda *_: 16 << 30
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
-torch.cuda.get_device_capability = lambda *_: (9, 0)
+torch.cuda.get_device_capability, torch.cuda.get_device_name = lambda *_: (9, 0), lambda *_: "GPU"
 from zerowaste_vae.engine import PlanError
 from zerowaste_vae.engine.execution import core
 from zerowaste_vae.engine.planning import choice
 from zerowaste_vae.nodes import conversion
-choice.Choices.of = choice.Choices.read_ahead = lambda *_: None  # nothing lacks kernels, nor loads any
+choice.Choices.of = lambda *_: None  # nothing lacks kernels
 from zerowaste_vae.nodes.settings import Settings
 core.why_off = lambda *_: None
 asked = []
