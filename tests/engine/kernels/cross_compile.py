@@ -1,7 +1,7 @@
 """Compile what the dispatchers would launch, for a GPU this machine need not have.
 
 Inside `recorded` meta tensors walk the real launch code, so schedules and constants are the shipped ones. `build`
-compiles the recorded call and disassembles it with Triton's own cuobjdump.
+compiles the recorded call and disassembles it with the tools that Triton ships.
 """
 
 from __future__ import annotations
@@ -82,9 +82,10 @@ def build(call, sm: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(made.asm["cubin"])
-        tool = _tool("cuobjdump")
-        sass = subprocess.run([tool, "-sass", path], capture_output=True, text=True, check=True).stdout
-        usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True)
+        # Without its analysis of data flow (-ndf) it takes 0.76 s a kernel; cuobjdump -sass takes 1.07.
+        disassemble = [_tool("nvdisasm"), "-c", "-ndf", path]
+        sass = subprocess.run(disassemble, capture_output=True, text=True, check=True).stdout
+        usage = subprocess.run([_tool("cuobjdump"), "-res-usage", path], capture_output=True, text=True, check=True)
     text = usage.stdout + usage.stderr
     registers, stack = (int(re.search(key + r":(\d+)", text).group(1)) for key in ("REG", "STACK"))
     local = int(re.search(r"LOCAL:(\d+)", text).group(1))
