@@ -352,7 +352,8 @@ def write_tiny_wan(places: tuple[Path, Path], path: Path) -> None:
     printed(places, TINY_WAN, str(path))
 
 
-#: What scripts within the host begin with: it has read its options, and the demo VAE's path.
+#: What scripts within the host begin with: it has read its options, and the demo VAE's path. After `claim_gpus` the
+#: host and torch say that GPUs are here, with all that loading a VAE asks of them.
 START = """
 import sys
 from pathlib import Path
@@ -360,6 +361,14 @@ sys.argv[:1] = ["main.py", "--cpu"]
 import comfy.options
 comfy.options.enable_args_parsing()
 vae_file = Path(sys.stdin.read())
+
+def claim_gpus(count=1):
+    import comfy.model_management as mm
+    import torch
+    mm.vae_device = lambda: torch.device("cuda", 0)
+    torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: count
+    torch.cuda.get_device_capability, torch.cuda.get_device_name = lambda *_: (9, 0), lambda *_: "GPU"
+
 """
 
 

@@ -4,11 +4,8 @@ from running import inside
 
 PLAN = """
 import torch
-import comfy.model_management as mm
+claim_gpus()
 gpu = torch.device("cuda", 0)
-mm.vae_device = lambda: gpu
-torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
-torch.cuda.get_device_capability, torch.cuda.get_device_name = lambda *_: (9, 0), lambda *_: "GPU"
 from zerowaste_vae.engine.planning import choice
 choice.Choices.of = lambda *_: None  # nothing lacks kernels
 from zerowaste_vae.engine.execution import core
@@ -194,16 +191,13 @@ CHOSEN = """
 import comfy.sd
 import torch
 from comfy.ldm.wan.vae import WanVAE
-import comfy.model_management as mm
 from zerowaste_vae.engine.execution import core
 from zerowaste_vae.nodes import conversion
 core.why_off = lambda *_: None
 shape = dict(dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[], temperal_downsample=[False, True, True])
 weights = WanVAE(dim=4, z_dim=16, image_channels=3, conv_out_channels=3, **shape).state_dict()
 stock = comfy.sd.VAE(sd={key: torch.randn_like(t) for key, t in weights.items()}, device=torch.device("cpu"))
-mm.vae_device = lambda: torch.device("cuda", 0)
-torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 2
-torch.cuda.get_device_capability, torch.cuda.get_device_name = lambda *_: (9, 0), lambda *_: "GPU"
+claim_gpus(2)
 for device in (torch.device("cpu"), torch.device("cuda", 1)):
     stock.device = stock.patcher.load_device = device
     ours = conversion.from_host_vae(stock, "auto")
@@ -212,11 +206,7 @@ print("where it was put")
 """
 
 STACKED = """
-import torch
-import comfy.model_management as mm
-mm.vae_device = lambda: torch.device("cuda", 0)
-torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
-torch.cuda.get_device_capability, torch.cuda.get_device_name = lambda *_: (9, 0), lambda *_: "GPU"
+claim_gpus()
 from zerowaste_vae.engine.execution import core
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.nodes import conversion

@@ -6,11 +6,9 @@ ON_A_GPU = """
 import contextlib
 import torch
 import comfy.model_management as mm
+claim_gpus()
 gpu = torch.device("cuda", 0)
-mm.vae_device = lambda: gpu
 mm.get_total_memory = lambda *_: 16 << 30
-torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
-torch.cuda.get_device_capability, torch.cuda.get_device_name = lambda *_: (9, 0), lambda *_: "GPU"
 from zerowaste_vae.engine import PlanError
 from zerowaste_vae.engine.execution import core
 from zerowaste_vae.engine.planning import choice
