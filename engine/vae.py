@@ -192,7 +192,7 @@ class VideoVAE(Face, Core, OldNames):
         if self.model.packing is not None:
             z = self.model.packing.unpack(z)
         check_frame(self.model.decoder.program, *z.shape[3:])
-        with self._claimed() as vae, vae._scope():
+        with self._claimed("decoder") as vae, vae._scope():
             chunks = vae._plain.frames(z, Steps(chunk, frames), vae.device, no_check)
             return torch.cat([y for part in chunks for y in part], 2)
 
@@ -361,7 +361,7 @@ class VideoVAE(Face, Core, OldNames):
         if self.architecture.own is not None:
             return self._moments(x.movedim(1, -1).cpu() * 0.5 + 0.5, Request(), Callbacks()).to(self.device)
         parts = (x[:, :, a:b] for a, b in spans_of(self.model.encoder.program, x.shape[2], chunk))
-        with self._claimed() as vae, vae._scope():
+        with self._claimed("encoder") as vae, vae._scope():
             return torch.cat(list(vae._plain.moments(parts, Steps(chunk, frames), vae.device, no_check)), 2)
 
     def _need_encoder(self) -> None:
