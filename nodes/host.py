@@ -65,7 +65,7 @@ class EngineVAE(comfy.sd.VAE):
     ) -> None:  # fmt: skip
         """device: of its runs; None: the host's for VAEs."""
         # The smallest VAE of the host: it sets all attributes that this version of the host gives a VAE.
-        super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)}, device=device)
+        super().__init__(sd={"pixel_space_vae": torch.tensor(1.0, dtype=torch.float32, device="cpu")}, device=device)
         # The host moves the weights before a run; plans are made earlier, and depend on the run's device.
         checkpoint = source()
         shapes = {key: torch.empty(t.shape, dtype=t.dtype, device="meta") for key, t in checkpoint.tensors.items()}
@@ -181,7 +181,7 @@ class EngineVAE(comfy.sd.VAE):
 
         options = {**settings.options(), "output": output}
         with self.running("decode", size, options, (0, 0), preview, settings.gpus) as run:
-            images.append(torch.empty(shape, dtype=OUTPUTS[output]))
+            images.append(torch.empty(shape, dtype=OUTPUTS[output], device="cpu"))
             self.engine.decode(latent, out=images[0], any_vae=True, **run.options)
         outcome = self.outcome(run, size, settings)
         outcome.notes += crowded

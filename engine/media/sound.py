@@ -40,14 +40,15 @@ def read_sound(source: str | Path | BinaryIO, begins: float = 0.0, lasts: float 
             if at is None:  # in the file's clock; sound may begin later than the pictures
                 at = round(float(frame.time or 0.0) * rate)
                 if at > first:
-                    parts.append(torch.zeros(stream.channels, min(at, at if end is None else end) - first))
+                    missing = min(at, at if end is None else end) - first
+                    parts.append(torch.zeros(stream.channels, missing, dtype=torch.float32, device="cpu"))
             for piece in resampler.resample(frame):
                 samples = torch.from_numpy(piece.to_ndarray())
                 parts.append(samples[:, max(0, first - at) : None if end is None else max(0, end - at)].clone())
                 at += samples.shape[1]
             if end is not None and at >= end:
                 break
-    sound = torch.cat(parts, 1) if parts else torch.empty(0, 0)
+    sound = torch.cat(parts, 1) if parts else torch.empty(0, 0, dtype=torch.float32, device="cpu")
     return (sound, rate) if sound.numel() else None
 
 

@@ -36,9 +36,8 @@ _EFFICIENT = Setting(_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient
 
 @contextmanager
 def as_usual(*kinds: str) -> Iterator[None]:
-    """Let torch compute inside as in a new process, whatever the caller has set: without autocast, with float32 where
-    no type is named, in full fp32 on a CPU, and not in deterministic mode. Not the device of new tensors: code that
-    makes some names it.
+    """Let torch compute inside as in a new process, whatever the caller has set: without autocast, with float32 and a
+    CPU where no type or device is named, in full fp32 on a CPU, and not in deterministic mode.
 
     Enter it where a call comes from outside; it also decorates functions. Process-wide settings are restored when the
     last of the calls that overlap is over, also after an error.
@@ -52,6 +51,8 @@ def as_usual(*kinds: str) -> Iterator[None]:
                 stack.enter_context(torch.autocast(kind, enabled=False))
         for setting in _CPU_FP32:
             stack.enter_context(setting.hold(setting.exact))
+        if torch.empty(0).device.type != "cpu":  # the caller's default; code of ours names one, libraries may not
+            stack.enter_context(torch.device("cpu"))
         yield
 
 
