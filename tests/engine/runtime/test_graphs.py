@@ -214,6 +214,16 @@ def test_failures(vae, plain, noise, monkeypatch, trouble, kind):
     assert replayed(vae) == (1, 1) if full else reason(vae) == f"recording failed: injected: {trouble}"
 
 
+def test_other_kernels_replay_nothing(vae, plain, noise, monkeypatch):
+    """A graph launches the kernels that it was recorded with; the VAE's may be others by the next call."""
+    z = noise(1, 16, 1, 1, 1)
+    expected = plain.decode(z)
+    for kernels, done, graphs_made in (("A", 0, 0), ("A", 1, 1), ("A", 1, 1), ("C", 0, 1), ("C", 1, 2), ("A", 1, 3)):
+        monkeypatch.setattr(runs, "target", lambda device, kernels=kernels: kernels)
+        assert torch.equal(vae.decode(z), expected)
+        assert replayed(vae) == (done, 1) and len(FakeGraph.made) == graphs_made
+
+
 def test_why_there_are_none(vae, plain, noise):
     plain.decode(noise(1, 16, 1, 1, 1))
     assert reason(plain) == "switched off"
