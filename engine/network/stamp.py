@@ -24,8 +24,9 @@ RUN = 8
 #: Words of 8 bytes of which one sum is compared. A prime: sums of whole rows would stay the same if channels changed
 #: places.
 WORDS = 61
-#: Bytes that are gathered at once: larger blocks would cost a GPU 20 MB of torch's cache.
-AT_ONCE = 1 << 20
+#: Bytes that are gathered at once. On a GPU torch finds so many in what it has reserved for small tensors; for more
+#: than 1 MB it would reserve 20.
+AT_ONCE = 1 << 18
 
 
 class Stamp:
@@ -100,7 +101,7 @@ def values_of(tensors: list[Tensor]) -> bytes:
     runs: list[Tensor] = []
     for t in tensors:
         size = 0 if t.is_meta else t.nbytes
-        if size > WHOLE and t.ndim > 1:
+        if size > WHOLE and t.ndim > 1 and spacing(tuple(t.shape)):
             runs.append(_runs(t))
         elif size > SMALL:
             found, rest = _sums(t.reshape(-1))
@@ -116,7 +117,8 @@ def _gathered(lines: list[Tensor]) -> Iterator[bytes]:
     waiting: list[Tensor] = []
     size = 0
     for line in lines:
-        if waiting and (size > AT_ONCE or line.device != waiting[0].device or line.dtype != waiting[0].dtype):
+        alike = not waiting or (line.device, line.dtype) == (waiting[0].device, waiting[0].dtype)
+        if waiting and not (alike and size + line.nbytes <= AT_ONCE):
             yield _bytes(waiting)
             waiting, size = [], 0
         waiting.append(line)
@@ -162,12 +164,12 @@ def spacing(shape: tuple[int, ...]) -> int:
     """Return the distance of two places of a large tensor [outputs, inputs, ...taps] in the order of its values.
 
     Each output, input and tap has a place, and so does each block of about the square root of `inputs` in both axes:
-    from one output to the next the place moves by so many inputs, and a tap."""
+    from one output to the next the place moves by so many inputs, and a tap. 0: too many places would be needed."""
     outputs, inputs, taps = shape[0], shape[1], math.prod(shape[2:])
     apart = (inputs * taps - math.isqrt(inputs) * taps - 1) // -(-inputs // outputs)
-    while apart > 1 and not _covers(apart, outputs, inputs, taps):
+    while apart > RUN and not _covers(apart, outputs, inputs, taps):
         apart -= 1
-    return max(apart, 1)
+    return apart if apart > RUN else 0
 
 
 def _covers(apart: int, outputs: int, inputs: int, taps: int) -> bool:
