@@ -15,7 +15,6 @@ import torch
 from .. import log
 from ..errors import InputError
 from ..request import check_dense
-from ..runtime.scope import as_usual
 from ..system.finite import all_finite
 from ..system.writing import replacing, stamp, unwritable, write_tensors
 from . import latent_note
@@ -97,7 +96,6 @@ class LatentFile:
         self._first = item or 0
         self.shape = torch.Size(whole if item is None else [1, *whole[1:]])
 
-    @as_usual()
     def __getitem__(self, place: tuple[int, slice, slice]) -> torch.Tensor:
         """Return [C, n, h, w] in float32; the slice of channels must be all of them."""
         clip, _, frames = place
@@ -148,7 +146,8 @@ def _opened(path: Path) -> Iterator[Any]:
 
     check_file(path)
     try:
-        with safe_open(path, framework="pt") as file:
+        # The library names no device when it makes tensors.
+        with torch.device("cpu"), safe_open(path, framework="pt") as file:
             names = set(file.keys())
             if not names & {"latent", "latent_tensor"}:
                 found = ", ".join(sorted(names)[:3]) or "nothing"

@@ -65,7 +65,8 @@ def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:
 
     expected, before = _tensors(plan), stamp(path)
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        # The library names no device when it makes tensors.
+        with torch.device("cpu"), safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
             if metadata.get("recipe") != made_from or set(file.keys()) != set(expected):
                 return None
