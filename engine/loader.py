@@ -16,7 +16,7 @@ from .archs.arch import holds
 from .archs.registry import of_encoder
 from .checkpoints import Checkpoint, read_checkpoint, restore_shapes
 from .checkpoints.source import Source
-from .errors import CheckpointError, InputError
+from .errors import CheckpointError, InputError, one_line
 from .kernels.targets import target
 from .precision.modes import MIXED, PRECISIONS
 from .system.devices import numbered
@@ -195,7 +195,8 @@ def stored_groups(checkpoint: Checkpoint) -> int | None:
     try:
         return int(str(stored))
     except ValueError:
-        raise InputError(f"metadata norm_num_groups={stored!r} is not a number; pass norm_groups=N") from None
+        given = one_line(repr(stored), 40)
+        raise InputError(f"metadata norm_num_groups={given} is not a number; pass norm_groups=N") from None
 
 
 def _check_complete(
@@ -226,4 +227,5 @@ def _cast(checkpoint: Checkpoint, key: str, dtype: torch.dtype) -> Tensor:
 
 def _some(names: object) -> str:
     listed = list(names)  # type: ignore[call-overload]
-    return ", ".join(listed[:6]) + (f", ... {len(listed)} in all" if len(listed) > 6 else "")
+    first = ", ".join(one_line(name, 80) for name in listed[:6])
+    return first + (f", ... {len(listed)} in all" if len(listed) > 6 else "")

@@ -17,7 +17,7 @@ from ..engine import Checkpoint, InputError, demo_vae_path, log, read_checkpoint
 from ..engine.archs import Architecture, by_file, detect
 from ..engine.checkpoints import quantised
 from ..engine.checkpoints.quantize import PLAIN, TYPES
-from ..engine.checkpoints.reading import one_line
+from ..engine.errors import one_line
 from ..engine.loader import stored_groups
 from ..engine.planning.meta import meta_model
 from .panel import KNOWN

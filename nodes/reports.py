@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..engine import PlanError
+from ..engine.errors import LINE, one_line
 
 if TYPE_CHECKING:
     from ..engine.report import Report
@@ -30,12 +31,12 @@ class Outcome:
         lines = [self.report.text()]
         if self.load_seconds is not None:
             lines.append(f"{'load':<8}{self.load_seconds:.2f} s for ComfyUI to free memory and load the weights")
-        return counted("\n".join([*lines, *(f"{'note':<8}{note}" for note in self.notes)]))
+        return counted("\n".join([*lines, *(f"{'note':<8}{one_line(note, LINE)}" for note in self.notes)]))
 
     def ui(self) -> dict[str, tuple]:
         """Return the ui output of a node: `text`, and under KEY the engine's report, the plan and the notes."""
         facts = self.report.as_dict() | {"load_seconds": self.load_seconds, "plan_facts": self.plan}
-        return ui(self.text(), facts | {"notes": [counted(note) for note in self.notes]})
+        return ui(self.text(), facts | {"notes": [counted(one_line(note, LINE)) for note in self.notes]})
 
 
 def ui(text: str, facts: dict[str, object] | None = None) -> dict[str, tuple]:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from ..errors import Cancelled, ZeroWasteError
+from ..errors import LINE, Cancelled, ZeroWasteError, one_line
 from . import documented
 
 PROGRAM = "zerowaste-vae"
@@ -119,7 +119,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
 
 
 def _fail(message: str) -> int:
-    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{PROGRAM}: error: {one_line(message.strip(), LINE)}", file=sys.stderr)
     return EXIT_ERROR
 
 
