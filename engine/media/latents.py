@@ -6,7 +6,7 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +17,7 @@ from ..checkpoints.safetensors_file import Entry, opened, read_values
 from ..errors import CheckpointError, InputError, one_line
 from ..request import check_dense
 from ..system.finite import all_finite
-from ..system.writing import replacing, stamp, unwritable, write_tensors
+from ..system.writing import naming, replacing, stamp, write_tensors
 from . import latent_note
 
 _LEGACY_SCALE = 1 / 0.18215  # ComfyUI's Load Latent applies it to files without the version marker
@@ -196,11 +196,14 @@ class LatentWriter:
         self._shape: list[int] = []
 
     def __enter__(self) -> LatentWriter:
-        self._waiting = tempfile.TemporaryFile(dir=self.path.parent)
+        with naming(self.path):
+            self._waiting = tempfile.TemporaryFile(dir=self.path.parent)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._waiting.close()
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        # Closing writes what still waits in memory; its error would hide the first one.
+        with suppress(OSError) if kind is not None else naming(self.path):
+            self._waiting.close()
 
     def write(self, latent: torch.Tensor) -> None:
         """Add latents [1, C, n, h, w]."""
@@ -208,10 +211,8 @@ class LatentWriter:
         if not self._shape:
             self._shape = [1, channels, 0, *size]
         self._shape[2] += count
-        try:
+        with naming(self.path):
             self._waiting.write(latent[0].transpose(0, 1).float().contiguous().numpy().tobytes())
-        except OSError as error:
-            raise unwritable(error, self.path) from error
 
     @property
     def shape(self) -> torch.Size:

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import InputError
 from ..request import check_dense, check_range
-from ..system.writing import FRAME_NAME, IDENTITY, held, refuse_foreign_files, replacing, unwritable
+from ..system.writing import FRAME_NAME, IDENTITY, held, naming, refuse_foreign_files, replacing, unwritable
 from .clips import Frames
 from .mp4 import check_count, check_free, check_identity, part_of, to_integers
 
@@ -43,7 +43,8 @@ class PngWriter:
                 refuse_foreign_files(self.part)
                 for file in self.part.iterdir():
                     file.unlink()
-                (self.part / IDENTITY).write_text(identity, encoding="utf-8")
+                with naming(self.part):
+                    (self.part / IDENTITY).write_text(identity, encoding="utf-8")
             self._held = stack.pop_all()
         self._given = self.done
         self._pool = ThreadPoolExecutor(THREADS)

@@ -34,6 +34,16 @@ def unwritable(error: OSError, path: Path) -> OSError:
     return OSError(error.errno, said, str(path))
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give errors of the system in the body the name of the file: writing to an open file, and closing it, raise them
+    without one."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(error, path) from error
+
+
 def stamp(path: Path) -> tuple[int, int, int] | None:
     """Return the identity of the file with this name, which changes when it is written; None if there is none."""
     try:
