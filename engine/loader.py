@@ -152,7 +152,8 @@ def placement(precision: str, device: torch.device | str | None) -> torch.device
     except RuntimeError as e:
         raise InputError(f"device={device!r} is not a device torch knows: use cpu, cuda or cuda:N") from e
     if where.type == "cuda" and (not torch.cuda.is_available() or (where.index or 0) >= torch.cuda.device_count()):
-        raise InputError(f"device={device!r}: torch sees {torch.cuda.device_count()} CUDA GPU(s); use device='cpu'")
+        count = torch.cuda.device_count()
+        raise InputError(f"device={device!r} is not there: CUDA GPUs that torch sees: {count}; use device='cpu'")
     if where.type not in ("cpu", "cuda") and not _holds_values(where):
         raise InputError(f"device={device!r}: torch cannot compute there; use cpu, cuda or cuda:N")
     return numbered(where)

@@ -67,9 +67,9 @@ class Request:
             object.__setattr__(self, "overlap", usual_overlap(self.tile))
         for name in ("tile", "overlap"):  # also where the tiling takes none
             if (value := getattr(self, name)) < 0:
-                raise InputError(f"{name}={value} is negative: give pixels")
+                raise InputError(f"{name}={value} is below 0: give pixels")
         if self.chunk < 0:
-            raise InputError(f"chunk={self.chunk} is negative: give latents per chunk, or 0 for automatic")
+            raise InputError(f"chunk={self.chunk} is below 0: give latents per chunk, or 0 for automatic")
         check_sizes(self.vram_gb, self.ram_gb)
 
     @property
@@ -99,8 +99,10 @@ def check_whole(**values: object) -> None:
 
 
 def check_sizes(vram_gb: float | None, ram_gb: float | None) -> None:
-    """Refuse sizes that are negative, no number or beyond the addressable. Raises InputError."""
+    """Refuse sizes that are below 0, no number or beyond the addressable. Raises InputError."""
     for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
+        if isinstance(value, Real) and value < 0:
+            raise InputError(f"{name}={value!r} is below 0: give GB (2^30 bytes), or 0 for automatic")
         if value is not None and not (isinstance(value, Real) and 0 <= value <= MOST_GB):
             raise InputError(f"{name}={value!r} is not a size: give GB (2^30 bytes), or 0 for automatic")
 

@@ -70,11 +70,11 @@ class Layout:
             return latent.transpose(1, 2).flatten(0, 1)
         return latent[:, :, 0] if self.flat else latent
 
-    def clip(self, images: Tensor) -> Tensor:
+    def clip(self, images: Tensor, apart: bool = False) -> Tensor:
         """Return an IMAGE [F, H, W, C] or [B, F, H, W, C] as [B, F, H, W, colours], or 3 where it has no more.
 
-        A batch of frames is one clip, or clips of one frame each for an image VAE. Alpha is dropped where none is
-        encoded. Raises InputError on other shapes.
+        A batch of frames [F, H, W, C] is one clip, or clips of one frame each if `apart` and for an image VAE. Alpha is
+        dropped where none is encoded. Raises InputError on other shapes.
         """
         check_dense(images, "a clip")
         if images.ndim not in (4, 5) or images.shape[-1] < 3:
@@ -88,7 +88,8 @@ class Layout:
                 f"These images are too small: a clip has at least one frame of 8x8 pixels, not {list(images.shape)}"
             )
         clip = clip[..., : self._colours]
-        return clip.flatten(0, 1).unsqueeze(1) if self.still else clip
+        apart = apart and images.ndim == 4 and not self.joined
+        return clip.flatten(0, 1).unsqueeze(1) if self.still or apart else clip
 
     def shown(self, images: Tensor) -> Tensor:
         """Return frames [B, F, H, W, 3] in the form of the host's own VAE of this kind."""

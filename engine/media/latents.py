@@ -17,6 +17,7 @@ from ..checkpoints.safetensors_file import Entry, opened, read_values
 from ..errors import CheckpointError, InputError, one_line
 from ..request import check_dense
 from ..system.finite import all_finite
+from ..system.words import many
 from ..system.writing import naming, replacing, stamp, write_tensors
 from . import latent_note
 
@@ -91,7 +92,7 @@ class LatentFile:
         if not min(whole):
             raise InputError(f"{path}: the latent is empty (shape {whole})")
         if item is not None and not 0 <= item < whole[0]:
-            raise InputError(f"--item {item}: {path} holds {whole[0]} clip(s), numbered from 0")
+            raise InputError(f"--item {item}: {path} holds {many(whole[0], 'clip')}, numbered from 0")
         self._first = item or 0
         self.shape = torch.Size(whole if item is None else [1, *whole[1:]])
 
