@@ -1,5 +1,5 @@
 // What is asked of the planner for a decode node: the wishes of the nodes before it, and the size of what it gets.
-import { sourceNode, sourceOf, UNKNOWN, value } from "./graph.js";
+import { linkInto, sourceNode, sourceOf, UNKNOWN, value } from "./graph.js";
 
 const FRAME_WIDGETS = ["length", "frames", "num_frames", "video_frames", "video_length", "frame_count"];
 const DEMO = { width: 288, height: 176 };
@@ -192,7 +192,7 @@ function bounded(clip) {
 
 const connected = (node, name) => {
   const slot = node.inputs?.findIndex((input) => input.name === name) ?? -1;
-  return slot >= 0 && node.inputs[slot].link !== null && node.inputs[slot].link !== undefined && Boolean(sourceOf(node, slot));
+  return slot >= 0 && Boolean(linkInto(node, slot) && sourceOf(node, slot));
 };
 
 /** The file that the loader before a node names; undefined where none does. */
