@@ -27,6 +27,7 @@ from ..engine.runtime.pixels import OUTPUTS
 from ..engine.system.memory import GIB
 from ..engine.tuning import kept
 from ..engine.tuning.tune import tune, why_not
+from .frames import crowded
 from .reports import labelled
 
 #: Largest values a question may hold; sizes in pixels, memory in GB.
@@ -213,7 +214,10 @@ def answer(
         sides = {"width": architecture.spatial * width, "height": architecture.spatial * height}
         return {"fits": False, "text": labelled(str(error)), "frames": q.frames, "batch": q.batch, **sides, **facts}
     shown = plan_facts(plan, batch, latents, architecture, colours_of(config)[1], request.dtype)
-    return {**shown, **facts, **raised_facts(plan)}
+    count, free = shown["batch"] * shown["frames"], None if machine.half_ram is None else 2 * machine.half_ram
+    clip = shown["batch"] == 1 and not architecture.still
+    short = crowded(count, int(shown["result_gb"] * GIB), free, clip)
+    return {**shown, **facts, **raised_facts(plan), "crowded": short}
 
 
 def raised_facts(plan: Plan) -> dict[str, object]:
