@@ -11,7 +11,7 @@ export const STATES = [
   ["cached", "quiet", ({ run, plans }) => !plans && run?.state === "cached"],
   ["changed", "quiet", ({ report, plans }) => !plans && Boolean(report)],
   ["new", "quiet", ({ plans }) => !plans],
-  ["unknown", "quiet", ({ asked }) => Boolean(asked.why)],
+  ["unknown", "quiet", ({ asked, answer }) => Boolean(asked.why || (answer?.plan?.unknown && !answer.plan.host))],
   ["planning", "quiet", ({ answer }) => !answer],
   ["unanswered", "quiet", ({ answer }) => answer.error === ""],
   ["foreign", "quiet", ({ answer }) => Boolean(answer.plan?.unknown)],
