@@ -32,7 +32,7 @@ from ..engine.runtime.pixels import OUTPUTS
 from ..engine.system.devices import empty_host_cache
 from ..engine.system.memory import GIB
 from .fit import begin, own
-from .frames import Layout, strange, too_many
+from .frames import Layout, held, strange, too_many
 from .networks import Direct, altered, patched
 from .panel import KNOWN, plan_facts, raised_facts
 from .reports import Outcome, fitting
@@ -184,7 +184,8 @@ class EngineVAE(comfy.sd.VAE):
             output = "float16" if self._output_dtype() is torch.float16 else "float32"
         s, colours, images = self.engine.spatial, self.engine.colours[1], []
         shape = latent.shape[0], self.engine.frames(latent.shape[2]), *(s * n for n in latent.shape[3:]), colours
-        crowded = too_many(shape, OUTPUTS[output])
+        kept = shape, OUTPUTS[output], shape[0] == 1 and not self.layout.still
+        crowded = too_many(*kept)
 
         def preview(plan: Plan) -> Preview | None:
             clips = images[0].view(size[0], -1, *shape[2:])
@@ -192,7 +193,7 @@ class EngineVAE(comfy.sd.VAE):
 
         options = {**settings.options(), "output": output}
         with self.running("decode", size, options, (0, 0), preview, settings.gpus) as run:
-            images.append(torch.empty(shape, dtype=OUTPUTS[output]))
+            images.append(held(*kept))
             self.engine.decode(latent, out=images[0], any_vae=True, **run.options)
         outcome = self.outcome(run, size, settings)
         outcome.notes += crowded

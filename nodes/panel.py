@@ -28,6 +28,7 @@ from ..engine.system.memory import GIB
 from ..engine.system.words import REFERENCE
 from ..engine.tuning import kept
 from ..engine.tuning.tune import tune, why_not
+from .frames import crowded
 from .reports import labelled, naming_gpus
 
 #: Largest values a question may hold; sizes in pixels, memory in GB.
@@ -219,7 +220,10 @@ def answer(
     if plan.emulated:
         facts["kernels"] = REFERENCE
     shown = plan_facts(plan, batch, latents, architecture, colours_of(config)[1], request.dtype)
-    return {**shown, **facts, **raised_facts(plan)}
+    count, free = shown["batch"] * shown["frames"], None if machine.half_ram is None else 2 * machine.half_ram
+    clip = shown["batch"] == 1 and not architecture.still
+    short = crowded(count, int(shown["result_gb"] * GIB), free, clip)
+    return {**shown, **facts, **raised_facts(plan), "crowded": short}
 
 
 def raised_facts(plan: Plan) -> dict[str, object]:
