@@ -150,7 +150,7 @@ def _by_nvml() -> str:
 def nvidia_smi(figures: str, *options: str) -> list[str]:
     """Return nvidia-smi's answer, a line for each GPU; empty where there is none. figures: names, with commas."""
     # Windows would look for a bare name in the current folder, too.
-    windows = Path(os.environ.get("SystemRoot", r"C:\Windows"), "System32", "nvidia-smi.exe")
+    windows = Path(os.environ.get("SYSTEMROOT", r"C:\Windows"), "System32", "nvidia-smi.exe")
     program = str(windows) if sys.platform == "win32" else "nvidia-smi"
     command = [program, f"--query-gpu={figures}", "--format=csv,noheader,nounits", *options]
     try:

@@ -63,14 +63,14 @@ def test_other_names_are_refused_in_one_line(tmp_path, prefix):
 
 @pytest.mark.parametrize(("prefix", "why"), [
     *((prefix, "leads out of the output folder") for prefix in (
-        r"\\server\share\x", "//server/share/x", r"\\?\C:\x", r"\\.\pipe\x", r"\x", "/x", "../output/name", r"a\..\..\x",
-        r"..\x",
+        r"\\server\share\x", "//server/share/x", r"\\?\C:\x", r"\\.\pipe\x", r"\x", "/x", "../output/name",
+        r"a\..\..\x", r"..\x",
     )),
     *((prefix, f"Windows takes no {mark} in a file's name") for prefix, mark in (
         ("C:x", ":"), (r"C:\x", ":"), ("vae/my:vae", ":"), ("what?", "?"), ('a"b', '"'), ("a*b/c", "*"), ("a|b", "|"),
         ("a<b", "<"), ("a>b", ">"), (dated("%date:hh:mm:ss%", datetime(2026, 1, 1)), ":"),
     )),
-    *((prefix, "is a device on Windows") for prefix in ("CON/x", "aux.d/x", "a/nul.txt", "com1", "LPT¹ .x", "conin$/a")),
+    *((prefix, "is a device on Windows") for prefix in ("CON/x", "aux.d/x", "a/nul.txt", "com1", "LPT¹ .x")),
     *((prefix, "cannot end with a dot or a space") for prefix in ("a./x", "a /x", ".. /x", ".../x")),
 ])  # fmt: skip
 def test_names_are_refused_by_their_text(tmp_path, monkeypatch, prefix, why):

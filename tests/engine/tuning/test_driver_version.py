@@ -81,7 +81,7 @@ def test_programs_open_no_window(monkeypatch, platform):
         raise OSError(2, "none")
 
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setenv("SystemRoot", "C:\\Windows")
+    monkeypatch.setenv("SYSTEMROOT", "C:\\Windows")
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(subprocess, "Popen", run)
     assert kept.nvidia_smi("driver_version") == []
