@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import log
 from .archs import Architecture, detect, find_key_set, kind_of
 from .archs.arch import holds
 from .archs.registry import of_encoder
-from .checkpoints import Checkpoint, read_checkpoint, restore_shapes
+from .checkpoints import Checkpoint, in_memory, read_checkpoint, restore_shapes
+from .checkpoints.memory import NAME
 from .checkpoints.source import Source
 from .errors import CheckpointError, InputError, one_line
 from .kernels.targets import target
@@ -39,7 +41,7 @@ def demo_clip_path() -> Path:
 
 
 def load(
-    path: str | os.PathLike[str] | Checkpoint,
+    path: str | os.PathLike[str] | Checkpoint | Mapping[str, Tensor] | nn.Module,
     precision: str = "auto",
     device: torch.device | str | None = None,
     norm_groups: int | None = None,
@@ -47,9 +49,12 @@ def load(
     min_db: float = 0.0,
     weights_on: torch.device | None = None,
 ) -> VideoVAE:
-    """Load a VAE from a .safetensors or .gguf file, or from a Checkpoint (whose tensors are then used up).
+    """Load a VAE from a .safetensors or .gguf file, or from weights in memory.
 
     Args:
+        path: of the file; or a Checkpoint (whose tensors are then used up), a state dict, or a module that has one,
+            such as a diffusers VAE, under any names that files have. Weights in memory that need no conversion are
+            shared, not copied; a log line names the family that was found.
         precision: "auto" (on CUDA fp16, or bf16 where the model was made for it; fp32 on the CPU), "fp32", "bf16",
             "fp16", and approximate: "fp8", "int8", "fp16_fast".
         device: the device of its runs; None: CUDA if there is one.
@@ -64,8 +69,9 @@ def load(
         InputError: an impossible option.
     """
     where = placement(precision, device)
-    checkpoint = path if isinstance(path, Checkpoint) else read_checkpoint(path)
-    path = checkpoint.path or "these weights"
+    held = isinstance(path, Checkpoint | Mapping | nn.Module)
+    checkpoint = in_memory(path) if held else read_checkpoint(path)
+    path = checkpoint.path or NAME
     architecture = detect(checkpoint.tensors)
     if architecture is None:
         _refuse(path, checkpoint)
@@ -108,6 +114,8 @@ def load(
     if rounded:
         vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)))
     vae.options = replace(vae.options, min_db=min_db)
+    if held:
+        log.info(f"{path}: {architecture.name}, {' and '.join(h for h in ('encoder', 'decoder') if model.names(h))}")
     if where.type == "cpu" and vae.precision in ("fp16", "bf16"):
         log.once(f"{vae.precision} on a CPU: many compute it far slower than fp32 (138 s for a decode instead of 2.6); "
                  "use fp32, or auto")  # fmt: skip
