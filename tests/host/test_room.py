@@ -86,7 +86,7 @@ from zerowaste_vae.engine.runtime import pinned
 locked = []
 torch.cuda.is_available = lambda: True
 torch.cuda.cudart = lambda: SimpleNamespace(
-    cudaHostRegister=lambda at, size, flags: locked.append(at) or 0, cudaHostUnregister=lambda at: locked.remove(at) or 0)
+    cudaHostRegister=lambda at, *_: locked.append(at) or 0, cudaHostUnregister=lambda at: locked.remove(at) or 0)
 pinned.PIECE = pinned.PAGE
 counts, before = hasattr(mm, "ensure_pin_registerable"), getattr(mm, "TOTAL_PINNED_MEMORY", 0)
 if counts:
