@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +22,7 @@ from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.planning.budget import Machine
 from ..engine.planning.fusable import availability
 from ..engine.request import NATIVE_BLENDS
-from ..engine.runtime.pinned import forbid
+from ..engine.runtime.pinned import POOL, forbid
 from .runs import PREVIEW_SIZE, Preview
 from .settings import obey
 
@@ -51,6 +52,33 @@ def sampled() -> Machine:
     obey(args)
     _machine = bare(mm.vae_device())
     return _machine
+
+
+class HostPins:
+    """The host's count of page-locked memory, as `pinned.Ledger`: it locks models up to a limit of its own, 40 % of all
+    memory on Windows, and drops idle ones for others. Older hosts have neither count nor limit."""
+
+    def grant(self, size: int) -> bool:
+        most = getattr(mm, "MAX_PINNED_MEMORY", -1)
+        if most > 0:  # else it locks nothing itself
+            ensure = getattr(mm, "ensure_pin_registerable", None)
+            if ensure is None:
+                free = getattr(mm, "TOTAL_PINNED_MEMORY", 0) + size <= most
+            elif "evict_active" in inspect.signature(ensure).parameters:
+                free = ensure(size, evict_active=False)  # models that run keep theirs
+            else:
+                free = ensure(size)
+            if not free:
+                return False
+        self.free(-size)
+        return True
+
+    def free(self, size: int) -> None:
+        if hasattr(mm, "TOTAL_PINNED_MEMORY"):
+            mm.TOTAL_PINNED_MEMORY -= size
+
+
+POOL.ledger = HostPins()
 
 
 def bare(device: torch.device) -> Machine:

@@ -43,6 +43,9 @@ PYTHON = [
         folder_paths.get_save_image_path folder_paths.get_temp_directory folder_paths.get_input_directory"""),
     ("0.3.64", "the list of files is empty, with an error in the log", """folder_paths.get_filename_list
         folder_paths.get_folder_paths folder_paths.recursive_search"""),
+    ("0.33.0", "memory that the pack page-locks is not counted with the host's", """
+        comfy.model_management.MAX_PINNED_MEMORY comfy.model_management.TOTAL_PINNED_MEMORY
+        comfy.model_management.ensure_pin_registerable"""),
     ("0.33.0", "VAEs run in the device context of torch", "comfy.model_management.cuda_device_context"),
     ("0.33.0", "frames are float32", "comfy.model_management.intermediate_dtype"),
     ("0.33.0", "quantised files of most families need this pack's loader", "comfy.sd.load_vae_patcher"),

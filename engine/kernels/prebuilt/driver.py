@@ -46,8 +46,8 @@ def too_old(cuda: int, ptx: str) -> str:
     needed, branch = READ_BY.get(ptx, (0, 0))
     if cuda >= needed:
         return ""
-    have, need = (f"{number // 1000}.{number % 1000 // 10}" for number in (cuda, needed))
-    return f"the prebuilt kernels for this need NVIDIA's driver {branch} or newer (CUDA {need}), this one has CUDA {have}"
+    has, need = (f"{number // 1000}.{number % 1000 // 10}" for number in (cuda, needed))
+    return f"prebuilt kernels for this need NVIDIA's driver {branch} or newer (CUDA {need}), this one has CUDA {has}"
 
 
 def ptx_version(text: bytes) -> str:

@@ -118,12 +118,12 @@ def test_a_driver_that_is_too_old_for_a_use(machine, monkeypatch, covered):
     eight = machine(89, None, Mode("fp8"))
     assert not eight.of("decoder").kernels and machine.launched == ["B"]
     assert eight.lacks("decoder").startswith(
-        "the prebuilt kernels for this need NVIDIA's driver 570 or newer (CUDA 12.8), this one has CUDA 12.6; set A la")
+        "prebuilt kernels for this need NVIDIA's driver 570 or newer (CUDA 12.8), this one has CUDA 12.6; set A la")
     assert asked == [uses[None], uses["fp8"]]
     assert project(eight._walk, "decoder", "a card", 89, Mode("fp8")).way == "B"
     monkeypatch.setattr(choice, "_cuda", lambda: 12040)
     old = machine(89, None).of("decoder")
-    assert old.words == ("plain torch (the prebuilt kernels for this need NVIDIA's driver 555 or newer (CUDA 12.5), "
+    assert old.words == ("plain torch (prebuilt kernels for this need NVIDIA's driver 555 or newer (CUDA 12.5), "
                          "this one has CUDA 12.4; Triton is not installed)")  # fmt: skip
     monkeypatch.setattr(choice, "_cuda", lambda: 12080)  # reads all, so that no text is looked into
     asked.clear()
