@@ -21,6 +21,7 @@ from .checkpoints.source import Source
 from .errors import CheckpointError, InputError, one_line
 from .kernels.targets import target
 from .precision.modes import MIXED, PRECISIONS
+from .runtime.scope import as_usual
 from .system.devices import numbered
 from .system.finite import all_finite
 from .system.orders import ORDERS
@@ -40,6 +41,7 @@ def demo_clip_path() -> Path:
     return demo_vae_path().with_name("demo_clip.mp4")
 
 
+@as_usual()
 def load(
     path: str | os.PathLike[str] | Checkpoint | Mapping[str, Tensor] | nn.Module,
     precision: str = "auto",
@@ -112,7 +114,7 @@ def load(
     here = weights_on or ("cpu" if where.type == "cuda" else where)
     vae = VideoVAE(model.to(here), architecture, name, dtype, where, checkpoint.path, precision, waits)
     if rounded:
-        vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)))
+        vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)), architecture.prepared)
     vae.options = replace(vae.options, min_db=min_db)
     if held:
         log.info(f"{path}: {architecture.name}, {' and '.join(h for h in ('encoder', 'decoder') if model.names(h))}")
@@ -122,6 +124,7 @@ def load(
     return vae
 
 
+@as_usual()
 def encoder_only(checkpoint: Checkpoint, norm_groups: int | None = None) -> tuple[Architecture, Any] | None:
     """Return the architecture and the sizes of a file that holds a whole encoder and nothing of a decoder, which `load`
     refuses; None for other files."""
@@ -169,7 +172,7 @@ def placement(precision: str, device: torch.device | str | None) -> torch.device
 
 def _holds_values(device: torch.device) -> bool:
     try:
-        return not torch.empty(0, device=device).is_meta
+        return not torch.empty(0, device=device, dtype=torch.float32).is_meta
     except (RuntimeError, AssertionError):  # this build or machine has none
         return False
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .errors import InputError
 from .execution.core import Core, no_check
+from .execution.guard import scoped
 from .execution.job import Job
 from .execution.noise import noised
 from .execution.progress import Callbacks, Cancel, OnPlan, Progress
@@ -24,6 +25,7 @@ from .network.steps import UNKNOWN, Latents, Steps
 from .network.stream import spans_of
 from .planning.plan import Plan
 from .request import Request, check_dense, check_frame, check_latent, check_out, check_part, check_seed, check_video
+from .runtime.scope import as_usual
 
 if TYPE_CHECKING:
     from .distributed.several import Devices
@@ -42,6 +44,7 @@ class VideoVAE(Face, Core, OldNames):
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
+    @as_usual()
     def plan_decode(self, latents: int, height: int, width: int, **options: Any) -> Plan:
         """Return the plan that `decode` would follow now.
 
@@ -52,6 +55,7 @@ class VideoVAE(Face, Core, OldNames):
         side = self.architecture.side
         return self._plan("decoder", (latents, side * height, side * width), Request(**options))
 
+    @as_usual()
     def decode(
         self,
         latent: Tensor,
@@ -122,6 +126,7 @@ class VideoVAE(Face, Core, OldNames):
             self._reported(vae)
         return out
 
+    @as_usual()
     def stream(
         self,
         latent: Tensor | Latents,
@@ -165,9 +170,9 @@ class VideoVAE(Face, Core, OldNames):
         target = Target(shape, request.dtype, block, room, signed=request.signed)
         size, callbacks = (1, len(wanted), *shape[:2]), Callbacks(progress, cancel, on_plan)
         job = Job("decoder", z, request, target, wanted, tuple(z.shape[2:]), size, callbacks, inside)
-        return self._frames(vae, _run(vae, devices, mixed_devices, job, plan))
+        return scoped(as_usual, self._frames(vae, _run(vae, devices, mixed_devices, job, plan)))
 
-    def _frames(self, vae: Core, done: Generator[Finished, None, None]) -> Iterator[Tensor]:
+    def _frames(self, vae: Core, done: Generator[Finished, None, None]) -> Generator[Tensor, None, None]:
         with closing(done):
             try:
                 for finished in done:
@@ -181,6 +186,7 @@ class VideoVAE(Face, Core, OldNames):
         if vae.last_report is not None:
             self._own.report = vae.last_report
 
+    @as_usual()
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """Run the network alone: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.
 
@@ -194,12 +200,13 @@ class VideoVAE(Face, Core, OldNames):
         if self.model.packing is not None:
             z = self.model.packing.unpack(z)
         check_frame(self.model.decoder.program, *z.shape[3:])
-        with self._claimed() as vae, vae._scope():
+        with self._claimed("decoder") as vae, vae._scope():
             chunks = vae._plain.frames(z, Steps(chunk, frames), vae.device, no_check)
             return torch.cat([y for part in chunks for y in part], 2)
 
     # -- encode ---------------------------------------------------------------------------------------------------
 
+    @as_usual()
     def plan_encode(
         self, latents: int, height: int, width: int, rest: tuple[int, int] = (0, 0), **options: Any
     ) -> Plan:
@@ -214,6 +221,7 @@ class VideoVAE(Face, Core, OldNames):
         side = self.architecture.side
         return self._plan("encoder", (latents, side * height, side * width), Request(**options), rest)
 
+    @as_usual()
     def encode(
         self,
         video: Tensor,
@@ -287,6 +295,7 @@ class VideoVAE(Face, Core, OldNames):
             latent = self.model.packing.pack(latent)
         return latent * self.scale
 
+    @as_usual()
     def encode_stream(
         self,
         frames: Iterable[Tensor],
@@ -330,12 +339,12 @@ class VideoVAE(Face, Core, OldNames):
         request, callbacks = Request(**options, output="float32"), Callbacks(progress, cancel, on_plan)
         how = self.spatial, count, self.colours[0], any_range, request.signed
         video = functools.partial(StreamVideo, frames, *how)
-        return self._encoded(video, request, callbacks, seed, plan, devices, mixed_devices)
+        return scoped(as_usual, self._encoded(video, request, callbacks, seed, plan, devices, mixed_devices))
 
     def _encoded(
         self, given: Callable[[], StreamVideo], request: Request, callbacks: Callbacks, seed: int | None,
         plan: Plan | None, devices: Devices, mixed: bool,
-    ) -> Iterator[Tensor]:  # fmt: skip
+    ) -> Generator[Tensor, None, None]:  # fmt: skip
         video, noise, part, note = given(), None, None, latent_note.note_of(self)
         count = video.count
         size = video.height // self.spatial, video.width // self.spatial
@@ -356,6 +365,7 @@ class VideoVAE(Face, Core, OldNames):
             video.end()
         self._left_out(video.count)
 
+    @as_usual()
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """Run the network alone: [B, 3, F, H, W] in -1..1 -> moments [B, 2C, T, h, w], on the VAE's device.
 
@@ -373,7 +383,7 @@ class VideoVAE(Face, Core, OldNames):
         if self.architecture.own is not None:
             return self._moments(x.movedim(1, -1).cpu(), Request(range="signed"), Callbacks()).to(self.device)
         parts = (x[:, :, a:b] for a, b in spans_of(self.model.encoder.program, x.shape[2], chunk))
-        with self._claimed() as vae, vae._scope():
+        with self._claimed("encoder") as vae, vae._scope():
             return torch.cat(list(vae._plain.moments(parts, Steps(chunk, frames), vae.device, no_check)), 2)
 
     def _need_encoder(self) -> None:

@@ -228,7 +228,7 @@ def engine_vae(vae: object) -> EngineVAE | None:
     settings = type(network), vae.device, *(getattr(network, name, None) for name in SETTINGS)
     if last is not None and last.settings == settings:
         # Hosts that load weights piece by piece put other tensors with the same values in their place.
-        stamp = last.stamp if last.stamp.holds(network, closely=True) else Stamp(network)
+        stamp = last.stamp if last.stamp.holds(network) else Stamp(network)
         if stamp is last.stamp or last.held == _held(network, last.vae):
             _converted[vae] = last._replace(stamp=stamp)
             last.vae.not_video = getattr(vae, "not_video", False)  # nodes may set it at any time

@@ -32,7 +32,10 @@ _CALLS: tuple[Callable[[], partial[Any]], ...] = (
     lambda: partial(comfy.utils.ProgressBar, 1),
 )
 #: Weights of the host's smallest VAEs, the quickest to build first: a host may have dropped a kind.
-_SMALLEST = ({"pixel_space_vae": torch.tensor(1.0)}, {"taesd_decoder.1.weight": torch.zeros(64, 4, 3, 3)})
+_FLOATS = {"dtype": torch.float32, "device": "cpu"}
+_SMALLEST = (
+    {"pixel_space_vae": torch.tensor(1.0, **_FLOATS)}, {"taesd_decoder.1.weight": torch.zeros(64, 4, 3, 3, **_FLOATS)},
+)  # fmt: skip
 #: What a VAE has; a host that does not know its weights returns without.
 _PARTS = ("first_stage_model", "patcher", "device", "output_device")
 

@@ -212,7 +212,7 @@ def too_many(shape: tuple[int, ...], dtype: torch.dtype, clip: bool) -> list[str
 def held(shape: tuple[int, ...], dtype: torch.dtype, clip: bool) -> Tensor:
     """Return host memory for a decode's frames [B, F, H, W, 3]. Raises InputError where the system grants none."""
     try:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     except (RuntimeError, MemoryError) as error:
         size = math.prod(shape) * dtype.itemsize
         # What the system counts as free it may still have promised to others.

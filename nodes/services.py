@@ -116,8 +116,8 @@ def native_blend(architecture: Architecture) -> str:
         probe = network.__new__(network)
         torch.nn.Module.__init__(probe)
         probe.vae_ratio, probe.tile_size, probe.tile_overlap_min = 1, 4, 2
-        probe._decode_pixels = lambda z: z + torch.arange(16.0).view(4, 4)
-        corner = float(probe.tiled_decode(torch.zeros(1, 1, 1, 6, 6))[..., 2, 2])
+        probe._decode_pixels = lambda z: z + torch.arange(16.0, dtype=torch.float32, device="cpu").view(4, 4)
+        corner = float(probe.tiled_decode(torch.zeros(1, 1, 1, 6, 6, dtype=torch.float32, device="cpu"))[..., 2, 2])
     except Exception as error:  # a host without such a network, or with another one
         log.debug(f"the host's blending of native tiles is not known: {error}")
         return NATIVE_BLENDS[0]

@@ -190,7 +190,8 @@ class Architecture:
         """Return a network's parameters with the constants of the components that it has."""
         halves = {name.partition(".")[0] for name in tensors}
         missing = ((n, v) for n, v in self.constants if n not in tensors and n.partition(".")[0] in halves)
-        return {**tensors, **{name: torch.tensor(values, dtype=torch.float32) for name, values in missing}}
+        made = {name: torch.tensor(values, dtype=torch.float32, device="cpu") for name, values in missing}
+        return {**tensors, **made}
 
     def config_of(self, shapes: Shapes, metadata: Mapping[str, object], norm_groups: int | None = None) -> Any:
         """Return the sizes of a file's networks. Raises InputError."""

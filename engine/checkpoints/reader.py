@@ -15,6 +15,7 @@ from .. import log
 from ..archs import detect, find_key_set, other_vaes, unwrapped
 from ..archs import native_names as to_native
 from ..network.codes import Codes
+from ..runtime.scope import as_usual
 from . import dequantize, gguf_header, safetensors_file
 from .reading import Progress, ProgressCallback, failure, open_regular, read_into
 from .scales import apply_scales, told_by
@@ -35,6 +36,7 @@ _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
 _EXPECTED = "expected .safetensors or .gguf"
 
 
+@as_usual()
 def read_checkpoint(
     path: str | PathLike[str],
     *,
@@ -114,6 +116,7 @@ def _read_safetensors(
     return from_stored(tensors, dict(metadata), path, fp8, told_by(metadata, names))
 
 
+@as_usual()
 def from_stored(
     tensors: dict[str, torch.Tensor], metadata: dict[str, object], path: Path, fp8: Collection[str] = (),
     told: Mapping[str, Mapping[str, object]] | None = None,

@@ -223,7 +223,7 @@ def _blended(
                 return
             if not features:
                 size = some.shape[-1], part.last - part.first, rows.length, cols.length
-                features.append(torch.zeros(size).permute(1, 2, 3, 0))
+                features.append(torch.zeros(size, dtype=torch.float32, device="cpu").permute(1, 2, 3, 0))
             features[0][at : at + len(some), y0:y1, x0:x1] += (some.float() * weight).cpu()  # noqa: B023
             at += len(some)
 

@@ -114,8 +114,8 @@ class _Canvas:
         self._blend = Blend(rows, columns, assembled=blend == "assembled")
         self._kept = torch.empty(3, own.blended, rows[-1].end, columns[-1].end, dtype=dtype, device=device)
         self._section, self._mixes = -1, False
-        self._units = [torch.tensor(v, device=device).view(3, 1, 1, 1) for v in (own.deviation, own.mean)]
-        self._signed = signed
+        units = (torch.tensor(v, device=device, dtype=torch.float32) for v in (own.deviation, own.mean))
+        self._units, self._signed = [v.view(3, 1, 1, 1) for v in units], signed
 
     def last(self, place: _Tile) -> bool:
         """Check whether it is the last tile of its section."""

@@ -78,7 +78,7 @@ class Results:
 
     def _zeros(self, clip: int, first: int, count: int) -> Tensor:
         kind = torch.float16 if self.dtype == torch.uint8 else self.dtype
-        return torch.zeros(count, *self.shape, dtype=kind)
+        return torch.zeros(count, *self.shape, dtype=kind, device="cpu")
 
     def add(self, clip: int, block: int, first: int, top: int, left: int, pixels: Tensor, weight: Tensor) -> None:
         """Add a tile's pixels, weighted, to an open block.

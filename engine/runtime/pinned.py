@@ -68,7 +68,7 @@ class PinnedPool:
             self.release()
             with torch.inference_mode(False):  # whatever the caller's mode: others will use the block
                 whole = -(-max(size + spare, 1) // PAGE) * PAGE
-                block = torch.empty(whole + PAGE, dtype=torch.uint8)
+                block = torch.empty(whole + PAGE, dtype=torch.uint8, device="cpu")
                 block = block[-block.data_ptr() % PAGE :][:whole]  # no page is locked twice, as part of two pieces
             self.nbytes += block.numel()
             self._page_lock(block)
@@ -165,7 +165,7 @@ def page_locked(size: int) -> int:
 
 def staging(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor | None:
     """Return page-locked memory of torch's own; None if it is forbidden or the system refuses, which is logged."""
-    return _granted(lambda: torch.empty(shape, dtype=dtype, pin_memory=True))
+    return _granted(lambda: torch.empty(shape, dtype=dtype, pin_memory=True, device="cpu"))
 
 
 def staged(part: Tensor) -> Tensor | None:
@@ -203,4 +203,4 @@ def _drain() -> None:
     Otherwise the thread's next launch would raise it as its own."""
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):
-            torch.empty((), device="cuda").add_(1)
+            torch.empty((), device="cuda", dtype=torch.float32).add_(1)
