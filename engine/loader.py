@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from . import log
-from .archs import Architecture, detect, find_key_set, kind_of
-from .archs.arch import holds
+from .archs import Architecture, detect, find_key_set, kind_of, lies_beside
+from .archs.arch import Shapes, holds
 from .archs.registry import of_encoder
 from .checkpoints import Checkpoint, in_memory, read_checkpoint, restore_shapes
+from .checkpoints.description import Description
 from .checkpoints.memory import NAME
 from .checkpoints.source import Source
 from .errors import CheckpointError, InputError, one_line
 from .kernels.targets import target
+from .network.plain import Network
 from .precision.modes import MIXED, PRECISIONS
 from .runtime.scope import as_usual
 from .system.devices import numbered
@@ -29,6 +32,8 @@ from .vae import VideoVAE
 
 #: The precisions that `load` takes.
 NAMES = ("auto", *PRECISIONS, *MIXED)
+#: Names of an encoder, and of the convolutions that follow some encoders outside.
+_ENCODER = re.compile(r"(encoder|quant_conv|conv1)\.")
 
 
 def demo_vae_path() -> Path:
@@ -84,7 +89,7 @@ def load(
     dtype = PRECISIONS[name]
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:
-        config = architecture.config_of(shapes, checkpoint.metadata, norm_groups or stored_groups(checkpoint))
+        config = sizes(architecture, shapes, checkpoint, norm_groups)
         with torch.device("meta"):
             model = architecture.build(config)
             architecture = architecture.of(config)
@@ -93,12 +98,13 @@ def load(
     if norm_groups and config.norm_groups is None:
         log.once(f"norm_groups={norm_groups} is not used: {architecture.name} has no norms of groups")
     expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
-    _check_complete(checkpoint, model.names("decoder"), expected, shapes)
     encoder = model.names("encoder")
-    if encoder and not all(key in shapes for key in encoder):
+    whole = bool(encoder) and all(key in shapes for key in encoder)
+    _check_tensors(checkpoint, architecture, model, whole, shapes)
+    if encoder and not whole:
         model.drop("encoder")
         expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
-    if not model.names("encoder") and holds(shapes, "encoder"):
+    if not whole and holds(shapes, "encoder"):
         log.once(f"{path}: encoder incomplete, loaded for decoding only")
     checkpoint = restore_shapes(checkpoint, expected)
     rounded = any(torch.promote_types(checkpoint.tensors[key].dtype, dtype) != dtype for key in expected)
@@ -133,9 +139,8 @@ def encoder_only(checkpoint: Checkpoint, norm_groups: int | None = None) -> tupl
         return None
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:
-        facts = shapes, checkpoint.metadata, norm_groups or stored_groups(checkpoint)
-        architecture = of_encoder(architecture, architecture.config_of(*facts))
-        config = architecture.config_of(*facts)
+        architecture = of_encoder(architecture, sizes(architecture, shapes, checkpoint, norm_groups))
+        config = sizes(architecture, shapes, checkpoint, norm_groups)
         with torch.device("meta"):
             encoder = architecture.build(config).names("encoder")
     except InputError as error:
@@ -199,6 +204,22 @@ def auto_precision(device: torch.device, architecture: Architecture) -> str:
     return architecture.native if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
 
 
+def sizes(
+    architecture: Architecture, shapes: Shapes, checkpoint: Checkpoint, norm_groups: int | None = None
+) -> Any:
+    """Return the sizes of a file's networks. Raises InputError.
+
+    norm_groups: as the user says; None: as the file does, or the description beside it if it is about this file.
+    """
+    metadata, beside = checkpoint.metadata, Description.of(checkpoint.metadata)
+    groups = norm_groups or stored_groups(checkpoint)
+    # One group divides all widths.
+    if beside.said and beside.fits(architecture.config_of(shapes, metadata, 1)):
+        named = beside.groups()
+        groups = groups or named
+    return architecture.config_of(shapes, metadata, groups)
+
+
 def stored_groups(checkpoint: Checkpoint) -> int | None:
     """Return the norm groups in a file's metadata, or None. Raises InputError for a value that is no number."""
     stored = checkpoint.metadata.get("norm_num_groups")
@@ -211,19 +232,31 @@ def stored_groups(checkpoint: Checkpoint) -> int | None:
         raise InputError(f"metadata norm_num_groups={given} is not a number; pass norm_groups=N") from None
 
 
-def _check_complete(
-    checkpoint: Checkpoint, decoder: list[str], expected: dict[str, tuple[int, ...]], shapes: dict
+def _check_tensors(
+    checkpoint: Checkpoint, architecture: Architecture, model: Network, whole: bool, shapes: Shapes
 ) -> None:
-    """Refuse a file without the whole decoder (its keys): there is nothing to load; a file may leave the encoder
-    out."""
+    """Refuse a file without the whole decoder, and one with tensors of its VAE that the built network would not read:
+    its frames would be wrong. A file may leave the encoder out, or hold a part of it that is not `whole`."""
+    decoder, path = model.names("decoder"), checkpoint.path or "these weights"
     if not decoder:
-        raise CheckpointError(f"{checkpoint.path}: the decoder is missing or its biases are (keys: {_some(shapes)})")
+        raise CheckpointError(f"{path}: the decoder is missing or its biases are (keys: {_some(shapes)})")
     missing = [key for key in decoder if key not in shapes]
+    known = model.state_dict()
+    unknown = [
+        key for key in shapes
+        if key not in known and not lies_beside(key) and not re.match(architecture.unused, key)
+        and (whole or not _ENCODER.match(key))
+    ]  # fmt: skip
+    if missing and unknown:
+        raise CheckpointError(f"{path}: {len(missing)} decoder keys are missing: {_some(missing)}; {len(unknown)} are "
+                              f"unknown: {_some(unknown)}")  # fmt: skip
     if missing:
-        raise CheckpointError(f"{checkpoint.path}: {len(missing)} decoder keys are missing: {', '.join(missing)}")
-    extra = [key for key in shapes if key not in expected]
-    if extra:
-        log.debug(f"{checkpoint.path}: {len(extra)} keys not used: {_some(extra)}")
+        raise CheckpointError(f"{path}: {len(missing)} decoder keys are missing: {', '.join(missing)}")
+    if unknown:
+        raise CheckpointError(
+            f"{path}: the network {architecture.name} would leave out {len(unknown)} of its tensors: {_some(unknown)}; "
+            "take the file that its model was published with, or the program that it came with"
+        )
 
 
 def _cast(checkpoint: Checkpoint, key: str, dtype: torch.dtype) -> Tensor:

@@ -18,7 +18,7 @@ from ..engine.archs import Architecture, by_file, detect
 from ..engine.checkpoints import quantised
 from ..engine.checkpoints.quantize import PLAIN, TYPES
 from ..engine.errors import one_line
-from ..engine.loader import stored_groups
+from ..engine.loader import sizes
 from ..engine.planning.meta import meta_model
 from .panel import KNOWN
 
@@ -134,7 +134,7 @@ def _learn(name: str, path: Path) -> None:
             KNOWN.learn(name, None, None)
         else:
             shapes = {key: tuple(t.shape) for key, t in header.tensors.items()}
-            config = architecture.config_of(shapes, header.metadata, stored_groups(header))
+            config = sizes(architecture, shapes, header)
             KNOWN.learn(name, architecture.of(config), config)
             KNOWN.learn_quantised(name, *_quantised(header, architecture, config))
     except Exception as error:  # one strange file must not keep the others from being read

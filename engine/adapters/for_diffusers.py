@@ -86,7 +86,7 @@ class DiffusersVAE(StandIn):
             device = device or next(given.parameters()).device
         else:
             config, source = _stored(Path(given))
-        vae = load(source, precision, device, config.get("norm_num_groups"))
+        vae = load(source, precision, device)
         if vae.arch not in FAMILIES:
             what = "this VAE" if isinstance(given, nn.Module) else given
             raise InputError(f"{what}: {vae.arch} has other numbers in diffusers than here (norms over other frames): "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..archs.arch import BESIDE
 from ..errors import CheckpointError
 from ..system.finite import all_finite
 from .reader import from_stored, wanted_names
@@ -26,8 +28,8 @@ def in_memory(given: Checkpoint | Mapping[str, Tensor] | nn.Module) -> Checkpoin
     ones. The tensors are those given, not copies.
 
     Args:
-        given: a Checkpoint; a state dict; or a module, a diffusers VAE for one, whose `config` may have
-            `norm_num_groups`.
+        given: a Checkpoint; a state dict; or a module, a diffusers VAE for one, whose `config` counts as the
+            config.json beside a file does.
 
     Raises:
         CheckpointError: no tensors by name, tensors without values, or NaN or Inf.
@@ -63,5 +65,4 @@ def _checked(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 def _metadata(module: nn.Module) -> dict[str, object]:
     """Return what a module's configuration says that its tensors' shapes do not."""
     config = getattr(module, "config", None)
-    groups = config.get("norm_num_groups") if isinstance(config, Mapping) else getattr(config, "norm_num_groups", None)
-    return {} if groups is None else {"norm_num_groups": groups}
+    return {BESIDE: json.dumps(dict(config), default=str)} if isinstance(config, Mapping) else {}
