@@ -300,7 +300,8 @@ class VideoVAE(Face, Core, OldNames):
         `encode`.
 
         Args:
-            frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed.
+            frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed, and copied then: the
+                iterable may fill one buffer again and again.
             count: the number of all frames, if known; another number of frames is an InputError. `progress` needs it
                 for its total (else 0), a seed because its noise is drawn for the whole latent at once, and several
                 devices to share the clip.
