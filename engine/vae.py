@@ -249,9 +249,12 @@ class VideoVAE(Face, Core, OldNames):
         return latent_note.marked(self._sampled(moments, seed, None), latent_note.note_of(self))
 
     def _left_out(self, frames: int | None) -> None:
-        """Record in the report how many frames at the end fill no latent."""
-        if frames and self.last_report is not None and not self.architecture.pairs:
-            self.last_report.dropped = max(0, frames - self.frames(self.architecture.latents(frames)))
+        """Record in the report how many frames at the end fill no latent, and take them off its clip."""
+        report = self.last_report
+        if frames and report is not None and not self.architecture.pairs:
+            report.dropped = max(0, frames - self.frames(self.architecture.latents(frames)))
+            batch, given, *size = report.clip
+            report.clip = batch, given - report.dropped, *size
 
     def _moments(
         self, x: Tensor, request: Request, callbacks: Callbacks, devices: Devices = None, mixed: bool = False,

@@ -171,7 +171,7 @@ def test_a_batch_that_is_one_clip(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 def test_a_full_disk_is_named_at_close(tmp_path, monkeypatch):
     """What waits in memory is written then; a first error is not hidden by it."""
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("w+b", 1 << 20))
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: open("/dev/full", "w+b", 1 << 20))  # noqa: SIM115
     for error in (None, InputError("the first")):
         with pytest.raises((OSError, InputError)) as raised, LatentWriter(tmp_path / "a.safetensors") as writer:
             writer.write(torch.zeros(1, 4, 1, 2, 2))
