@@ -32,7 +32,7 @@ class Report:
     """Filled while the run goes on; `complete` once it has ended well. Sizes in GB (2^30 bytes), times in seconds."""
 
     operation: str  # "decode" or "encode"
-    clip: tuple[int, int, int, int]  # batch, frames, height, width
+    clip: tuple[int, int, int, int]  # batch, frames (without `dropped` ones), height, width
     architecture: str
     precision: str
     device: str
@@ -129,7 +129,8 @@ class Report:
             ("memory", self._memory()),
         ]
         if self.dropped:
-            lines.append(("frames", f"the last {self.dropped} of {frames} fill no latent and were left out"))
+            given = frames + self.dropped
+            lines.append(("frames", f"the last {self.dropped} of {given} fill no latent and were left out"))
         if self.repeated:
             lines.append(("frames", f"the last one was repeated {self.repeated} times to fill a latent"))
         if self.db is not None:

@@ -268,9 +268,12 @@ class VideoVAE(Face, Core, OldNames):
         return found if moments else latent_note.marked(self._sampled(found, seed, None), latent_note.note_of(self))
 
     def _left_out(self, frames: int | None) -> None:
-        """Record in the report how many frames at the end fill no latent."""
-        if frames and self.last_report is not None and not self.architecture.pairs:
-            self.last_report.dropped = max(0, frames - self.frames(self.architecture.latents(frames)))
+        """Record in the report how many frames at the end fill no latent, and take them off its clip."""
+        report = self.last_report
+        if frames and report is not None and not self.architecture.pairs:
+            report.dropped = max(0, frames - self.frames(self.architecture.latents(frames)))
+            batch, given, *size = report.clip
+            report.clip = batch, given - report.dropped, *size
 
     def _moments(
         self, x: Tensor, request: Request, callbacks: Callbacks, devices: Devices = None, mixed: bool = False,
@@ -320,7 +323,8 @@ class VideoVAE(Face, Core, OldNames):
         `encode`.
 
         Args:
-            frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed.
+            frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed, and copied then: the
+                iterable may fill one buffer again and again.
             count: the number of all frames, if known; another number of frames is an InputError. `progress` needs it
                 for its total (else 0), a seed because its noise is drawn for the whole latent at once, and several
                 devices to share the clip.

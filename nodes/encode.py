@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..engine import InputError
 from ..engine.archs import WORDS
+from ..engine.execution.video import Lasting
 from ..engine.media import latent_note
 from ..engine.media.clips import Clip
 from ..engine.media.sound import read_sound
@@ -120,7 +121,7 @@ def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str
     sides = vae.layout.padded_size(1, *first.shape[:2])[1:]
     size = vae.layout.clip_size(1, clip.count or _LONG, *sides)
     with vae.running("encode", size, settings.options()) as run:
-        padded = vae.layout.padded(chain([first], given))
+        padded = Lasting(vae.layout.padded(chain([first], given)))
         with closing(vae.engine.encode_stream(padded, **run.options)) as latents:
             latent = vae.layout.samples(torch.cat(list(latents), 2))
     outcome = Outcome(vae.engine.last_report, run.loaded, notes=[*vae.notes])
@@ -154,6 +155,8 @@ class _Frames:
         else:
             parts = video.get_components()
             self._source, self.fps, total = parts.images, float(parts.frame_rate), len(parts.images)
+        # Images that are no tensor may be a reader that fills one buffer again and again.
+        self._copies = not self._file and not isinstance(self._source, Tensor)
         if begins < 0:
             begins = max(0.0, (total or 0) / self.fps + begins)
         # The host takes frames that begin within the window.
@@ -189,7 +192,7 @@ class _Frames:
         for frame in islice(self._source, *self._span):
             self.read += 1
             self.notes = self.notes or strange(frame)
-            yield frame[..., : self._colours]
+            yield (frame.clone() if self._copies else frame)[..., : self._colours]
         if not self.read:
             raise InputError("The video has no frames there: lower the first frame")
         if self._file:  # its time stamps are read

@@ -17,7 +17,7 @@ from ..engine.distributed.devices import resolve
 from ..engine.errors import Cancelled, ZeroWasteError
 from ..engine.kernels.cards import AUTO, CHOICES
 from ..engine.loader import NAMES, PRECISIONS, named
-from ..engine.options import DEFAULTS, Options
+from ..engine.options import DEFAULTS, PLAIN_TILES, Options
 from ..engine.planning.budget import Machine
 from ..engine.planning.fused_walk import FusedWalk
 from ..engine.planning.make import without_weights
@@ -217,8 +217,10 @@ def answer(
     except PlanError as error:
         sides = {"width": architecture.spatial * width, "height": architecture.spatial * height}
         return {"fits": False, "text": labelled(str(error)), "frames": q.frames, "batch": q.batch, **sides, **facts}
-    if plan.emulated:
+    if plan.reference:
         facts["kernels"] = REFERENCE
+    if plan.bare and facts["kernels"]:
+        facts |= {"kernels": "", "kernels_off": PLAIN_TILES}
     shown = plan_facts(plan, batch, latents, architecture, colours_of(config)[1], request.dtype)
     count, free = shown["batch"] * shown["frames"], None if machine.half_ram is None else 2 * machine.half_ram
     clip = shown["batch"] == 1 and not architecture.still

@@ -7,6 +7,7 @@ is imported, and torch only by its `run`.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -34,6 +35,8 @@ COMMANDS = {
     "profile": "where the time of a decode or encode goes, by operator and stage",
 }
 EXIT_ERROR = 2
+#: Errors that only writing has: no room.
+_WRITING = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 EXIT_CANCELLED = 130  # the shell's code for a program stopped by Ctrl-C
 
 
@@ -65,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return EXIT_ERROR
     except OSError as error:
+        if error.filename is None and error.errno in _WRITING:  # of a print: errors of files name them
+            error = _unprinted(error)
         return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
@@ -79,8 +84,12 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except OSError as error:
-        _drop_output()
-        raise OSError(error.errno, f"cannot be written ({error.strerror})", "standard output") from error
+        raise _unprinted(error) from error
+
+
+def _unprinted(error: OSError) -> OSError:
+    _drop_output()
+    return OSError(error.errno, f"cannot be written ({error.strerror})", "standard output")
 
 
 def _drop_output() -> None:

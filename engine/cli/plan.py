@@ -68,6 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..archs import colours_of
+    from ..options import PLAIN_TILES
     from ..request import Request
 
     width, height = _size(args.size)
@@ -89,6 +90,9 @@ def run(args: argparse.Namespace) -> int:
     rows = [_row(plan, limits, architecture.temporal, planner.walk.rates) for limits in _limits(args, request)]
     frames, config = architecture.frames(latents), planner.walk.config
     there = card and words(card, architecture, config, half, precision, chosen, (width, height, frames))
+    bare = {row["bare"] for row in rows if row["fits"]}
+    if card and planner.walk.why_not(half) is None and not note and True in bare:
+        there = PLAIN_TILES if bare == {True} else f"{there}; {PLAIN_TILES}"
     if (*given, wanted) != (width, height, frames):
         filled = f"{given[0]}x{given[1]}, {wanted} frames: filled up to {width}x{height}, {frames} frames, as by encode"
         note = f"{filled}; {note}" if note else filled
@@ -267,6 +271,7 @@ def _row(planned: Callable[..., Plan], limits: Limits, temporal: int, rates: Rat
         "frames_per_step": plan.steps.frames,
         "tiles": len(plan.grid),
         "parked": plan.parking is not None,
+        "bare": plan.bare,
         "note": plan.note,
         "text": text,
     }

@@ -305,14 +305,15 @@ def _unfinished(
 
 def _counted(guard: Guard, index: int, latents: int, piece: int, deliver: Emit) -> Emit:
     """Return an Emit that also notes all pieces of a clip's results but the last, as many as it has latents."""
-    made = 0
+    made = noted = 0
 
     def emit(results: Tensor, health: Tensor) -> None:
-        nonlocal made
+        nonlocal made, noted
         deliver(results, health)
         made += results.shape[0]
         done = -(-made // piece)
-        if done < latents:
+        if noted < done < latents:  # results may come in smaller parts than a piece
+            noted = done
             guard.reach(index, done, latents - done)
 
     return emit

@@ -57,10 +57,21 @@ class TensorVideo:
         """Do nothing: no frame is released."""
 
 
+class Lasting:
+    """Frames whose maker never writes to them again, so that a stream need not copy them."""
+
+    def __init__(self, frames: Iterable[Tensor]) -> None:
+        self._frames = frames
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._frames)
+
+
 class StreamVideo:
     """One clip's frames as an iterator gives them: [H, W, C] or [f, H, W, C] each, all of one size and type.
 
-    `fill` takes frames from the iterator, `drop` releases them; `frames` may be called by any thread.
+    They are copied when they are taken, unless they are Lasting: many readers fill one buffer again and again. `fill`
+    takes frames from the iterator, `drop` releases them; `frames` may be called by any thread.
     """
 
     batch = 1
@@ -72,6 +83,7 @@ class StreamVideo:
         """count: of all frames, where it is known. colours: C. signed: values are in -1..1 and beyond. Raises
         InputError as `check_video` does, now or when later frames come."""
         self._coming: Iterator[Tensor] | None = iter(frames)
+        self._copies = not isinstance(frames, Lasting)
         self._spatial, self._colours, self._any_range = spatial, colours, any_range or signed
         self._signed = signed
         self._pieces: deque[Tensor] = deque()
@@ -104,6 +116,7 @@ class StreamVideo:
                 self._finish()
                 return
             piece = self._checked(piece)
+            piece = piece.clone() if self._copies else piece
             with self._changing:
                 self._pieces.append(piece)
                 self._end += len(piece)

@@ -345,7 +345,8 @@ def write_mp4(
                 for frame in frames:
                     check_dense(frame, "a frame")
                     check_range(frame)
-                    writer.write(frame[None])
+                    # Frames wait for the encoder, and an iterable may fill one buffer again and again.
+                    writer.write(frame[None] if isinstance(frames, torch.Tensor) else frame[None].clone())
             if not writer.done:
                 raise InputError(f"{path}: no frames to write")
             writer.finish()

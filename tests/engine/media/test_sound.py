@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from fractions import Fraction
+from pathlib import Path
 
 import av
 import numpy as np
@@ -121,3 +122,10 @@ def test_pieces_that_cannot_be_decoded_are_silent(tmp_path, caplog):
     assert sound.shape == whole.shape
     assert 0 < (sound != whole).any(0).sum() <= 4608
     assert caplog.text.count("1 pieces of its sound cannot be decoded and are silent") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk_is_named():
+    with pytest.raises(OSError) as raised:
+        write_sound(Path("/dev/full"), torch.zeros(1, 1, 100), RATE)
+    assert raised.value.filename == "/dev/full" and raised.value.strerror.startswith("cannot be written")
