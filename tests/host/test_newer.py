@@ -129,7 +129,8 @@ def test_encode_nodes_of_the_host_and_ours(newer):
     """What images are is chosen on VAE Encode and on ours alike, behind our loader: the same latent."""
     assert newer.get("/system_stats")["system"]["comfyui_version"] == newer_host.VERSION
     assert "encode_as" in json.dumps(newer.get("/object_info/VAEEncodeTiled"))
-    prompt = {"clip": node("ZeroWasteVAEDemoClip", frames=5), "vae": node("ZeroWasteVAELoader", vae_name="demo (small)")}
+    prompt = {"clip": node("ZeroWasteVAEDemoClip", frames=5)}
+    prompt["vae"] = node("ZeroWasteVAELoader", vae_name="demo (small)")
     prompt["small"] = node("ImageScale", image=["clip", 0], upscale_method="area", width=48, height=32, crop="disabled")
     shapes = {"Video Frames": (1, 16, 2, 4, 6), "Individual Images": (5, 16, 1, 4, 6)}
     for choice, kind in itertools.product(shapes, ("VAEEncode", "ZeroWasteVAEEncode")):
