@@ -28,7 +28,7 @@ from ..engine.precision.digest import digest
 from ..engine.precision.modes import MIXED
 from ..engine.report import Report
 from ..engine.runtime.scope import CUDNN_BENCHMARK
-from .fit import Unfit, own, unfit
+from .fit import Unfit, own_or_refused, unfit
 from .frames import of_frames
 from .host import EngineVAE
 from .networks import SETTINGS, altered, file_of, patched, replaced
@@ -58,10 +58,10 @@ def from_file(path: Path, precision: str, norm_groups: int | None, settings: Set
     return EngineVAE(source, precision, settings, name)
 
 
-def host_file(path: Path) -> object:
-    """Return the host's own VAE of a file. Raises RuntimeError where it has no network for it."""
+def host_file(path: Path, name: str) -> object:
+    """Return the host's own VAE of a file, listed under `name`. Raises InputError where it has no network for it."""
     stored = read_checkpoint(path)
-    return own(stored.tensors, stored.metadata)
+    return own_or_refused(stored.tensors, stored.metadata, name)
 
 
 def reading(path: Path) -> Callable[[], Checkpoint]:

@@ -100,3 +100,12 @@ def own(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> comfy.sd.
     vae = comfy.sd.VAE(sd=dict(tensors), **told)
     vae.throw_exception_if_invalid()
     return vae
+
+
+def own_or_refused(tensors: dict[str, torch.Tensor], metadata: dict[str, str], name: str) -> comfy.sd.VAE:
+    """Return `own`; raise InputError, which names the VAE, where this host has no network for it."""
+    try:
+        return own(tensors, metadata)
+    except RuntimeError as error:
+        why = str(error).strip().split("\n", 1)[0].rstrip(":")[:120]
+        raise InputError(f"{name}: this ComfyUI has no network of its own for this VAE ({why})") from error

@@ -31,7 +31,7 @@ from ..engine.runtime.pinned import POOL
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.system.devices import empty_host_cache
 from ..engine.system.memory import GIB
-from .fit import begin, own
+from .fit import begin, own, own_or_refused
 from .frames import Layout, held, strange, too_many
 from .networks import Direct, altered, patched
 from .panel import KNOWN, plan_facts, raised_facts
@@ -383,8 +383,5 @@ def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
     """
     if not isinstance(vae, EngineVAE):
         return vae
-    try:
-        return own((stored := vae.source()).tensors, stored.metadata)
-    except RuntimeError as error:
-        why = str(error).strip().split("\n", 1)[0].rstrip(":")[:120]
-        raise InputError(f"{vae.name}: this ComfyUI has no network of its own for this VAE ({why})") from error
+    stored = vae.source()
+    return own_or_refused(stored.tensors, stored.metadata, vae.name)

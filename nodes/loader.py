@@ -51,7 +51,7 @@ class Loader(io.ComfyNode):
         try:
             vae = conversion.from_file(path, precision, norm_groups or None, settings, vae_name)
         except Unfit as error:
-            return io.NodeOutput(conversion.host_file(path), report := f"{vae_name}: {error}", ui=ui(report))
+            return io.NodeOutput(conversion.host_file(path, vae_name), report := f"{vae_name}: {error}", ui=ui(report))
         if not optimise:
             vae = vae.with_wishes(settings, Options().switched(off=TOGGLES))
         return io.NodeOutput(vae, report := vae.describe(), ui=ui(report))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import gguf
+import newer_host
 import numpy as np
 import pytest
 import torch
@@ -269,6 +270,15 @@ class Comfy:
 def newest() -> tuple[Path, Path]:
     """(checkout, virtual environment) of the newest host; skips the test where there is none."""
     return found("COMFYUI_DIR", "COMFY_VENV", "ComfyUI", "venv")
+
+
+def newer(folder: Path) -> tuple[Path, Path]:
+    """The same of a copy, in `folder`, of 0.33.0 with what later versions ask of a VAE. Skips the test where the newest
+    host is another one, which the changes do not fit."""
+    checkout, venv = newest()
+    if "0.33.0" not in (checkout / "comfyui_version.py").read_text():
+        pytest.skip("needs ComfyUI 0.33.0, which is made newer")
+    return newer_host.make(checkout, folder / "ComfyUI"), venv
 
 
 def oldest() -> tuple[Path, Path]:

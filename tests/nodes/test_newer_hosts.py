@@ -93,8 +93,12 @@ def test_the_choice_for_a_vae_of_the_hosts(pack, choice, not_video, told):
     stock = host_vae(pack, torch.nn.Linear(2, 2))
     calls = []
     encode = type(stock).encode
-    with_it = lambda self, x, not_video=None: calls.append((len(x), not_video)) or encode(self, x, not_video)  # noqa: E731
-    without = lambda self, x: calls.append((len(x), None)) or encode(self, x)  # noqa: E731
+    def with_it(self, x, not_video=None):
+        return calls.append((len(x), not_video)) or encode(self, x, not_video)
+
+    def without(self, x):
+        return calls.append((len(x), None)) or encode(self, x)
+
     type(stock).encode = with_it if told else without
     latent = pack.encode.Encode.execute(PIXELS, stock, encode_as=choice).args[0]["samples"]
     assert latent.shape == ((5, 3, 1, 4, 6) if not_video else (1, 3, 5, 4, 6))
