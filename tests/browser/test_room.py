@@ -27,7 +27,6 @@ GROUPS = """app.graph.groups.map((g) => {
   g.recomputeInsideNodes();
   return [g.title, [...g.children].map((n) => n.title).sort(), [...g.pos], [...g.size]];
 })"""
-TOAST = "[...document.querySelectorAll('.p-toast-message')].map((e) => e.innerText).join(' ')"
 
 
 def crowd() -> dict:
@@ -43,22 +42,39 @@ def crowd() -> dict:
     nodes, links = [loader, latent], []
     for i, (title, look) in enumerate(looks.items()):
         number, tiled = 10 + i, title == "pinned"
-        inputs = [{"name": "samples", "type": "LATENT", "link": 3 * i + 1}, {"name": "vae", "type": "VAE", "link": 3 * i + 2}]
+        inputs = [{"name": name, "type": kind, "link": 3 * i + j} for j, name, kind in (
+            (1, "samples", "LATENT"), (2, "vae", "VAE"))]  # fmt: skip
         nodes.append(decode | {
-            "id": number, "title": title, "pos": [400, 80 + 110 * i], "size": [210, 140 if tiled else 46], "inputs": inputs,
+            "id": number, "title": title, "pos": [400, 80 + 110 * i], "size": [210, 140 if tiled else 46],
             "type": "VAEDecodeTiled" if tiled else "VAEDecode", "widgets_values": [512, 64, 64, 8] if tiled else [],
+            "inputs": inputs,
             "outputs": [{"name": "IMAGE", "type": "IMAGE", "links": [3 * i + 3]}],
         } | look)  # fmt: skip
-        nodes.append(preview | {"id": 20 + i, "title": f"preview {title}", "pos": [650 + 230 * (i % 2), 80 + 110 * i],
-                                "size": [200, 46], "inputs": [{"name": "images", "type": "IMAGE", "link": 3 * i + 3}]})  # fmt: skip
+        nodes.append(preview | {
+            "id": 20 + i, "title": f"preview {title}", "pos": [650 + 230 * (i % 2), 80 + 110 * i], "size": [200, 46],
+            "inputs": [{"name": "images", "type": "IMAGE", "link": 3 * i + 3}],
+        })  # fmt: skip
         links += [[3 * i + 1, 2, 0, number, 0, "LATENT"], [3 * i + 2, 1, 0, number, 1, "VAE"],
                   [3 * i + 3, number, 0, 20 + i, 0, "IMAGE"]]  # fmt: skip
     latent["outputs"][0]["links"] = [link[0] for link in links if link[1] == 2]
     loader["outputs"][0]["links"] = [link[0] for link in links if link[1] == 1]
     below = latent | {"id": 40, "title": "below", "pos": [400, 760], "outputs": []}
-    groups = [{"id": 1, "title": "decodes", "bounding": [380, 30, 245, 665], "color": "#3f789e", "flags": {}},
-              {"id": 2, "title": "under", "bounding": [380, 705, 340, 200], "color": "#3f789e", "flags": {}}]  # fmt: skip
-    return loaded | {"nodes": [*nodes, below], "links": links, "groups": groups, "last_node_id": 50, "last_link_id": 50}
+    groups = [
+        {"id": number, "title": title, "bounding": box, "color": "#3f789e", "flags": {}}
+        for number, title, box in ((1, "decodes", [380, 30, 245, 665]), (2, "under", [380, 705, 340, 200]))
+    ]
+    last = {"last_node_id": 50, "last_link_id": 50}
+    return loaded | {"nodes": [*nodes, below], "links": links, "groups": groups} | last
+
+
+def told(browser, words: str) -> str:
+    """The page's text, once its messages hold these words."""
+    for _ in range(50):
+        text = browser("js", source="document.body.innerText")
+        if words in text:
+            return text
+        time.sleep(0.2)
+    pytest.fail(f"{words!r} is not on the page")
 
 
 def overlapping(browser) -> list[tuple[str, str]]:
@@ -81,10 +97,9 @@ def test_looks_groups_and_room_are_kept(browser, comfy, shots, renderer):
     assert overlapping(browser) == []
     browser("js", source=WATCH)
     browser("js", source=EVERYWHERE)
-    text = browser("js", source=TOAST)
+    told(browser, "Not carried over: temporal_size, temporal_overlap of VAE Decode (Tiled).")
     time.sleep(2)
     browser("view", file=str(shots / f"room-kept-{renderer}.png"))
-    assert "Not carried over: temporal_size, temporal_overlap of VAE Decode (Tiled)." in text
     now = {n["title"]: n for n in browser("js", source=f"app.graph.nodes.map((n) => ({MANY}))")}
     for old in looks:
         kept = ("mode", "color", "shape", "flags")
@@ -105,8 +120,8 @@ def test_links_into_growing_inputs_are_kept(browser, comfy, renderer):
     """Batch Images has as many inputs as it needs: the prompt has the same picture at the same place."""
     opened(browser, comfy, renderer)
     loaded = graph("tiny.safetensors", "VAEDecode", ())
-    picture = {"id": 5, "type": "EmptyImage", "pos": [1200, 300], "size": [300, 120], "mode": 0, "order": 0, "flags": {},
-               "properties": {}, "widgets_values": [64, 48, 1, 0], "inputs": [],
+    picture = {"id": 5, "type": "EmptyImage", "pos": [1200, 300], "size": [300, 120], "mode": 0, "order": 0,
+               "flags": {}, "properties": {}, "widgets_values": [64, 48, 1, 0], "inputs": [],
                "outputs": [{"name": "IMAGE", "type": "IMAGE", "links": []}]}  # fmt: skip
     loaded["nodes"].append(picture)
     browser("load", workflow=loaded)
@@ -145,8 +160,7 @@ def test_an_encode_that_is_told_what_images_are_stays(browser, comfy):
     browser("js", source=(choose % "Individual Images").replace("void (", "(").replace("\n", " "))
     assert ENTRY not in browser("menu", node="3")
     browser("js", source=EVERYWHERE)
-    text = browser("js", source=TOAST)
-    assert "VAE Encode, whose encode_as says what the images are" in text and "Not carried" not in text
+    told(browser, "VAE Encode, whose encode_as says what the images are")
     browser("js", source=(choose % "Auto").replace("void (", "(").replace("\n", " "))
     assert ENTRY in browser("menu", node="3")
 
@@ -160,6 +174,6 @@ def test_nodes_that_a_host_leaves_out_are_not_offered(browser, comfy):
     try:
         assert ENTRY not in browser("menu", node="3") and ENTRY not in browser("menu", node="1")
         browser("js", source=EVERYWHERE)
-        assert "There is no VAE Decode" in browser("js", source=TOAST)
+        told(browser, "There is no VAE Decode")
     finally:
         browser("js", source=f"void Object.assign({kinds}, window.__kinds)")

@@ -127,8 +127,8 @@ def test_frames_beyond_memory(browser, comfy, shots, renderer, language):
     assert mood == "bad" and text.startswith(words)
     sheet = browser("details", until=words)["text"]
     why = {
-        "en": r"8001 frames take 375\.\d+ GB of host memory and .* are free: use Zero-Waste Decode to Video, which writes "
-              "them to a file as they are made",
+        "en": r"8001 frames take 375\.\d+ GB of host memory and .* are free: use Zero-Waste Decode to Video, which "
+              "writes them to a file as they are made",
         "zh": r"8001 帧占用 375\.\d+ GB 内存，而空闲 .*：请用 Zero-Waste 解码为视频，它边解码边写入文件",
     }[language]  # fmt: skip
     assert re.search(why, sheet.replace("\n", " "))

@@ -97,13 +97,15 @@ FRONTEND = [
     ("1.27", "a replaced node is not selected, or not collapsed as the old one", "app.canvas.selectNode node.collapse"),
     ("1.27", "a title is taken as 30 pixels high", "LiteGraph.NODE_TITLE_HEIGHT"),
     ("1.27", "nodes are replaced by nobody", """LiteGraph.createNode graph.add graph.remove graph.getNodeById
-        graph.getLink node.connect"""),
+        graph.getLink node.connect LiteGraph.LGraphNode.prototype.getInputLink"""),
+    ("1.27", "a node that stands for a pinned one is not pinned", "node.pin"),
     ("1.27", "subgraphs are taken for the workflow itself", "app.graph app.graph.rootGraph"),
     ("1.49", "the workflow is taken from the graph that is open", "app.rootGraph"),
     ("1.49", "nodes are asked for their menu entries themselves", "app.collectNodeMenuItems"),
     ("1.27", "nodes are drawn", "LiteGraph.vueNodesMode"),
     ("1.27", "the line does not follow runs", """event execution_start, event execution_cached, event executing,
         event executed, event execution_error, event execution_interrupted, event zerowaste_vae.progress"""),
+    ("1.27", "a lost server is not noticed before a plan is asked for", "event reconnecting, event reconnected"),
 ]  # fmt: skip
 #: Of widgets, elements and other packs' virtual nodes; no names of the frontend's objects.
 _OTHERS = {"addEventListener", "callback", "getInputLink"}

@@ -72,10 +72,10 @@ export async function adoptAll() {
   const [type, left] = [foreignVAE(), leftAlone()];
   const formed = namesOf(allNodes().filter((node) => REPLACED[node.comfyClass] && choosesForm(node)));
   const more = [
-    lost.length && t("adopted_lost", { names: lost.join("; ") }),
+    lost.length && t("adopted_lost", { names: lost.join(t("semicolon")) }),
     type && t("foreign_vae", { type }),
-    left.length && t("adopted_left", { names: left.join(", ") }),
-    formed.length && t("adopted_form", { names: formed.join(", ") }),
+    left.length && t("adopted_left", { names: listed(left) }),
+    formed.length && t("adopted_form", { names: listed(formed) }),
   ].filter(Boolean);
   tell(done ? "success" : "info", [done ? t("adopted", { n: done }) : t("adopted_none"), ...more]);
   return done;
@@ -84,13 +84,15 @@ export async function adoptAll() {
 // One action; says what was not carried over.
 async function adopt(...wanted) {
   const { done, lost } = await replaceAll(...wanted);
-  if (lost.length) tell("info", [t("adopted", { n: done }), t("adopted_lost", { names: lost.join("; ") })]);
+  if (lost.length) tell("info", [t("adopted", { n: done }), t("adopted_lost", { names: lost.join(t("semicolon")) })]);
 }
 
 function tell(severity, sentences) {
   const life = sentences.length > 1 ? LONG : 4000;
   app.extensionManager?.toast?.add?.({ severity, summary: t("adopt"), detail: sentences.join(" "), life });
 }
+
+const listed = (names) => names.join(t("comma"));
 
 const namesOf = (nodes) => [...new Set(nodes.map((node) => node.constructor.title ?? node.comfyClass))];
 
@@ -228,7 +230,7 @@ function lostBy(old, node, more) {
   for (const { name } of linksInto(old)) names.set(name, names.get(name) ?? name);
   const ours = [...CARRIED, ...more, ...[...(node.widgets ?? []), ...node.inputs].map(({ name }) => name)];
   ours.forEach((name) => names.delete(name));
-  return names.size ? [t("lost_by", { node: namesOf([old])[0], names: [...names.values()].join(", ") })] : [];
+  return names.size ? [t("lost_by", { node: namesOf([old])[0], names: listed([...names.values()]) })] : [];
 }
 
 function set(node, name, to) {

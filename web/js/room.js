@@ -21,39 +21,48 @@ export function boxOf(thing) {
 
 const isGroup = (thing) => thing.recomputeInsideNodes !== undefined;
 
-/** The groups that a node belongs to: its middle lies in them. */
+/** The groups that a node belongs to. */
 export function groupsOf(node) {
-  const { from, to } = boxOf(node);
-  const middle = [0, 1].map((axis) => (from[axis] + to[axis]) / 2);
-  return [...(node.graph.groups ?? [])].filter((group) => {
-    const box = boxOf(group);
-    return middle.every((at, axis) => at >= box.from[axis] && at <= box.to[axis]);
+  return [...(node.graph.groups ?? [])].filter((group) => holds(group, node));
+}
+
+// A group holds what has its middle in it.
+function holds(group, thing) {
+  const [{ from, to }, box] = [boxOf(thing), boxOf(group)];
+  return [0, 1].every((axis) => {
+    const middle = (from[axis] + to[axis]) / 2;
+    return thing !== group && middle >= box.from[axis] && middle <= box.to[axis];
   });
 }
 
 /** Make room for a new node. corner: lower right end of what stood there before; groups: those that hold the node. */
 export function makeRoom(node, corner, groups) {
+  const others = [...node.graph.nodes, ...(node.graph.groups ?? [])].filter((other) => other !== node && !groups.includes(other));
+  const inside = others.filter((other) => groups.some((group) => holds(group, other)));
   for (const axis of [0, 1]) {
-    const { from, to } = newBox(node);
-    const across = 1 - axis;
-    // A title that stands in what was there before was covered before.
-    const begin = corner[axis] - (axis ? titleHeight() : 0);
-    const others = [...node.graph.nodes, ...(node.graph.groups ?? [])].filter((other) => other !== node && !groups.includes(other));
-    const beyond = others.map(boxOf).filter(
-      (box) => box.from[axis] >= begin && box.from[across] < to[across] && box.to[across] > from[across],
-    );
-    const first = Math.min(...beyond.map((box) => box.from[axis]));
-    const missing = to[axis] + (axis ? BELOW : BESIDE) - first;
-    // Columns of nodes that are nearly in line stay so.
-    if (beyond.length && missing > 0) part(node, axis, axis ? first : first - BESIDE, missing);
-  }
-  for (const group of groups) {
-    for (const axis of [0, 1]) {
+    free(node, axis, corner, inside);
+    for (const group of groups) {
       const end = boxOf(group).to[axis];
       const missing = newBox(node).to[axis] + EDGE - end;
       if (missing > 0) part(node, axis, end, missing);
     }
+    free(node, axis, corner, others);
   }
+}
+
+// Moves on what the node would cover of these, if it began beyond the corner.
+function free(node, axis, corner, others) {
+  const { from, to } = newBox(node);
+  const across = 1 - axis;
+  // A title that stands in what was there before was covered before.
+  const begin = corner[axis] - (axis ? titleHeight() : 0);
+  const beyond = others.map(boxOf).filter(
+    (box) => box.from[axis] >= begin && box.from[across] < to[across] && box.to[across] > from[across],
+  );
+  const first = Math.min(...beyond.map((box) => box.from[axis]));
+  const missing = to[axis] + (axis ? BELOW : BESIDE) - first;
+  // Columns of nodes that are nearly in line stay so.
+  if (beyond.length && missing > 0) part(node, axis, axis ? first : first - BESIDE, missing);
 }
 
 function newBox(node) {
