@@ -45,7 +45,9 @@ def read_weights(weights: str) -> Checkpoint:
     return read_checkpoint(demo_vae_path() if weights == DEMO else Path(weights))
 
 
-def random_checkpoint(config: Any = None, seed: int = 0, architecture: Architecture = DEFAULT) -> Checkpoint:
+def random_checkpoint(
+    config: Any = None, seed: int = 0, architecture: Architecture = DEFAULT, device: torch.device | None = None
+) -> Checkpoint:  # fmt: skip
     """Return seeded fp16 weights of a family's network, drawn by its `Draws`.
 
     Time and memory are those of real weights.
@@ -54,15 +56,16 @@ def random_checkpoint(config: Any = None, seed: int = 0, architecture: Architect
         config: sizes of the network; None for the published ones.
         seed: of the random numbers.
         architecture: the family.
+        device: where they are drawn (None: a CPU); the values are other ones on each kind of device.
     """
     published = architecture.published
     config = config or published.config
     with torch.device("meta"):
         state = architecture.build(config).state_dict()
-    generator, draws = torch.Generator().manual_seed(seed), published.draws
+    generator, draws = torch.Generator(device or "cpu").manual_seed(seed), published.draws
     tensors = {name: torch.tensor(values).expand(state[name].shape).contiguous() for name, values in draws.fixed}
     for name in sorted(state.keys() - tensors):
-        tensors[name] = _drawn(name, torch.randn(state[name].shape, generator=generator), draws).half()
+        tensors[name] = _drawn(name, torch.randn(state[name].shape, generator=generator, device=device), draws).half()
     metadata = {} if config.norm_groups is None else {"norm_num_groups": str(config.norm_groups)}
     return Checkpoint(tensors, metadata | dict(published.metadata if config == published.config else {}))
 
