@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import log
 from .archs import Architecture, detect, find_key_set, kind_of
 from .archs.arch import holds
 from .archs.registry import of_encoder
-from .checkpoints import Checkpoint, read_checkpoint, restore_shapes
+from .checkpoints import Checkpoint, in_memory, read_checkpoint, restore_shapes
+from .checkpoints.memory import NAME
 from .checkpoints.source import Source
-from .errors import CheckpointError, InputError
+from .errors import CheckpointError, InputError, one_line
 from .kernels.targets import target
 from .precision.modes import MIXED, PRECISIONS
 from .system.devices import numbered
@@ -39,7 +41,7 @@ def demo_clip_path() -> Path:
 
 
 def load(
-    path: str | os.PathLike[str] | Checkpoint,
+    path: str | os.PathLike[str] | Checkpoint | Mapping[str, Tensor] | nn.Module,
     precision: str = "auto",
     device: torch.device | str | None = None,
     norm_groups: int | None = None,
@@ -47,9 +49,12 @@ def load(
     min_db: float = 0.0,
     weights_on: torch.device | None = None,
 ) -> VideoVAE:
-    """Load a VAE from a .safetensors or .gguf file, or from a Checkpoint (whose tensors are then used up).
+    """Load a VAE from a .safetensors or .gguf file, or from weights in memory.
 
     Args:
+        path: of the file; or a Checkpoint (whose tensors are then used up), a state dict, or a module that has one,
+            such as a diffusers VAE, under any names that files have. Weights in memory that need no conversion are
+            shared, not copied; a log line names the family that was found.
         precision: "auto" (on CUDA fp16, or bf16 where the model was made for it; fp32 on the CPU), "fp32", "bf16",
             "fp16", and approximate: "fp8", "int8", "fp16_fast".
         device: the device of its runs; None: CUDA if there is one.
@@ -64,8 +69,9 @@ def load(
         InputError: an impossible option.
     """
     where = placement(precision, device)
-    checkpoint = path if isinstance(path, Checkpoint) else read_checkpoint(path)
-    path = checkpoint.path or "these weights"
+    held = isinstance(path, Checkpoint | Mapping | nn.Module)
+    checkpoint = in_memory(path) if held else read_checkpoint(path)
+    path = checkpoint.path or NAME
     architecture = detect(checkpoint.tensors)
     if architecture is None:
         _refuse(path, checkpoint)
@@ -108,6 +114,8 @@ def load(
     if rounded:
         vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)))
     vae.options = replace(vae.options, min_db=min_db)
+    if held:
+        log.info(f"{path}: {architecture.name}, {' and '.join(h for h in ('encoder', 'decoder') if model.names(h))}")
     if where.type == "cpu" and vae.precision in ("fp16", "bf16"):
         log.once(f"{vae.precision} on a CPU: many compute it far slower than fp32 (138 s for a decode instead of 2.6); "
                  "use fp32, or auto")  # fmt: skip
@@ -152,7 +160,8 @@ def placement(precision: str, device: torch.device | str | None) -> torch.device
     except RuntimeError as e:
         raise InputError(f"device={device!r} is not a device torch knows: use cpu, cuda or cuda:N") from e
     if where.type == "cuda" and (not torch.cuda.is_available() or (where.index or 0) >= torch.cuda.device_count()):
-        raise InputError(f"device={device!r}: torch sees {torch.cuda.device_count()} CUDA GPU(s); use device='cpu'")
+        count = torch.cuda.device_count()
+        raise InputError(f"device={device!r} is not there: CUDA GPUs that torch sees: {count}; use device='cpu'")
     if where.type not in ("cpu", "cuda") and not _holds_values(where):
         raise InputError(f"device={device!r}: torch cannot compute there; use cpu, cuda or cuda:N")
     return numbered(where)
@@ -195,7 +204,8 @@ def stored_groups(checkpoint: Checkpoint) -> int | None:
     try:
         return int(str(stored))
     except ValueError:
-        raise InputError(f"metadata norm_num_groups={stored!r} is not a number; pass norm_groups=N") from None
+        given = one_line(repr(stored), 40)
+        raise InputError(f"metadata norm_num_groups={given} is not a number; pass norm_groups=N") from None
 
 
 def _check_complete(
@@ -226,4 +236,5 @@ def _cast(checkpoint: Checkpoint, key: str, dtype: torch.dtype) -> Tensor:
 
 def _some(names: object) -> str:
     listed = list(names)  # type: ignore[call-overload]
-    return ", ".join(listed[:6]) + (f", ... {len(listed)} in all" if len(listed) > 6 else "")
+    first = ", ".join(one_line(name, 80) for name in listed[:6])
+    return first + (f", ... {len(listed)} in all" if len(listed) > 6 else "")

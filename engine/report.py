@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .errors import LINE, one_line
 from .system.devices import counters, synchronize
 from .system.memory import GIB
 
@@ -137,7 +138,7 @@ class Report:
         lines += [("part", f"{r.start} to {r.stop - 1} on {p.device}: {p._times()}; {p.plan}") for r, p in self.parts]
         lines += [("off", f"{name}: {reason}") for name, reason in self.off]
         lines += [("event", f"{number} x {EVENTS.get(name, name)}") for name, number in self.events.items() if number]
-        return "\n".join(f"{name:<8}{text}" for name, text in lines if text)
+        return "\n".join(f"{name:<8}{one_line(text, LINE)}" for name, text in lines if text)
 
     def _times(self) -> str:
         total = self.total_seconds

@@ -6,6 +6,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import comfy.model_management as mm
 import comfy.sd as sd
@@ -93,6 +94,19 @@ def native_blend(architecture: Architecture) -> str:
         log.debug(f"the host's blending of native tiles is not known: {error}")
         return NATIVE_BLENDS[0]
     return NATIVE_BLENDS[corner != 10.0]
+
+
+def unrecorded() -> AbstractContextManager[object]:
+    """Return a context in which the host records no allocations of this thread.
+
+    Hosts from 0.38 on record those of a sampler's blocks and of previews, and play them back: memory that outlives the
+    recording, as packed weights and graphs do, would end the process.
+    """
+    try:
+        from comfy.model_prefetch import pause_malloc_graph
+    except ImportError:  # a host that records nothing
+        return nullcontext()
+    return pause_malloc_graph()
 
 
 def shows_previews() -> bool:

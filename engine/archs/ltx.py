@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..network.ops import conditioned
 from ..network.ops.conv import Conv
 from ..network.ops.depth import DepthDown, DepthUp, Stride, StrideDown
@@ -107,7 +107,7 @@ class Config:
                 )
         mode = given.get("spatial_padding_mode")
         if mode is not None and mode not in BORDERS:
-            raise InputError(f"spatial_padding_mode={mode!r} is not one of {', '.join(BORDERS)}")
+            raise InputError(f"spatial_padding_mode={one_line(repr(mode), 40)} is not one of {', '.join(BORDERS)}")
         takes = "decoder.timestep_scale_multiplier" in shapes or holds(shapes, "decoder.last_time_embedder")
         return cls(
             encoder, decoder,
@@ -140,7 +140,7 @@ def vae_of(metadata: Mapping[str, object]) -> Mapping[str, Any]:
 def number(given: Mapping[str, Any], key: str, usual: float) -> float:
     found = given.get(key, usual)
     if not isinstance(found, (int, float)) or not math.isfinite(found):
-        raise InputError(f"its metadata says {key}={found!r}, which is no number")
+        raise InputError(f"its metadata says {key}={one_line(repr(found), 40)}, which is no number")
     return float(found)
 
 
@@ -212,7 +212,7 @@ def _named(samples: float, place: str) -> str:
 
 def _stride(kind: str, place: str) -> Stride:
     if kind not in STRIDES:
-        raise InputError(f"{place}: compress_{kind} is not one of {', '.join(STRIDES)}")
+        raise InputError(f"{place}: compress_{one_line(kind, 40)} is not one of {', '.join(STRIDES)}")
     return STRIDES[kind]
 
 

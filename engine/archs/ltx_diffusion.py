@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..network.ops.diffusion import COLOURS, NeighbourDecoder, Sampling, Stage
 from ..network.ops.statistics import Denormalise
 from ..network.program import TILES, Program
@@ -81,7 +81,7 @@ def _decoder(shapes: Shapes, described: Mapping[str, Any]) -> NeighbourDecoder |
     patch = math.isqrt(values // COLOURS)
     kind = described.get("model_output_type", "x0")
     if kind not in ("x0", "v"):
-        raise InputError(f"model_output_type={kind!r} is neither x0 nor v")
+        raise InputError(f"model_output_type={one_line(repr(kind), 40)} is neither x0 nor v")
     steps, multiplier = (
         ltx.number(given, key, usual)
         for key, usual in (("default_num_inference_steps", 1), ("timestep_scale_multiplier", 1000.0))

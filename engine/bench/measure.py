@@ -165,7 +165,7 @@ class Bench:
             first = self._first(case, case.input(vae))
             return vae.decode(first) if case.half == "decoder" else vae.encode(first)
         except (ZeroWasteError, torch.OutOfMemoryError) as error:
-            return f"fp32 does not run here: {peers.one_line(error)}"
+            return f"fp32 does not run here: {peers.said(error)}"
         finally:
             settle(self.device)
 
@@ -204,7 +204,7 @@ class Bench:
                 program = getattr(vae.model, case.half).program
                 result = self._compared(case, program, lambda part: run(part, **case.options), inputs, result)
         except refusals as error:
-            return row | {"skipped": peers.one_line(error)}
+            return row | {"skipped": peers.said(error)}
         finally:
             vae = run = None
             settle(self.device)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.observe import watching
+from ..system.words import many
 from ..vae import VideoVAE
 from .calls import synchronize
 from .rows import word
@@ -156,7 +157,7 @@ def profile(
     size = f"{width * vae.spatial}x{height * vae.spatial}"
     device = torch.cuda.get_device_name(vae.device) if vae.device.type == "cuda" else "CPU"
     how = "fused kernels" if fused else "reference operators"
-    title = f"{half} of {frames} frames {size}, {vae.precision}, {how}, {runs} run(s), {device}, torch "
+    title = f"{half} of {frames} frames {size}, {vae.precision}, {how}, {many(runs, 'run')}, {device}, torch "
     return Profile(title + torch.__version__, runs * frames, total, whole, rates, rows)
 
 

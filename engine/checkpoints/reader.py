@@ -82,7 +82,7 @@ def _read_gguf(
     header = gguf_header.parse_header(file, size, path)
     infos = {t.name: t for t in header.tensors}
     shapes = {name: original_shape(header, info, path) for name, info in infos.items()}
-    names = _wanted_names(infos, native, path)
+    names = wanted_names(infos, native, path)
     if shapes_only:
         return _finish({name: _shape(shapes[old]) for old, name in names.items()}, dict(header.values), path)
     tick = Progress(path, sum(infos[n].nbytes for n in names), progress)
@@ -101,7 +101,7 @@ def _read_safetensors(
         raise failure(path, f"is one of {int(shard[1])} shards; merge the shards into one file first")
     metadata, entries = safetensors_file.parse_header(file, size, path)
     stored = {e.name: e for e in entries}
-    names = _wanted_names(stored, native, path)
+    names = wanted_names(stored, native, path)
     if shapes_only:
         kinds = {old: torch.int8 if entry.dtype == "I8" else torch.float16 for old, entry in stored.items()}
         return _finish({n: _shape(stored[old].shape, kinds[old]) for old, n in names.items()}, dict(metadata), path)
@@ -149,7 +149,7 @@ def _finish(tensors: dict[str, torch.Tensor], metadata: dict[str, object], path:
     return Checkpoint(tensors, metadata, path)
 
 
-def _wanted_names(stored: Collection[str], native: bool, path: Path) -> dict[str, str]:
+def wanted_names(stored: Collection[str], native: bool, path: Path) -> dict[str, str]:
     """Return {name in the file: name in the checkpoint} of the tensors to read, in the file's order."""
     names = unwrapped(stored)
     if others := other_vaes(stored, names):

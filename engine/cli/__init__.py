@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from ..errors import Cancelled, ZeroWasteError
+from ..errors import LINE, Cancelled, ZeroWasteError, one_line
 from . import documented
 
 PROGRAM = "zerowaste-vae"
@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return documented.run(args, PROGRAM)
         parsed = _parser(args[0] if args else None).parse_args(args)
         with _interruptible():
-            return parsed.run(parsed)
+            code = parsed.run(parsed)
+        _flush()
+        return code
     except ZeroWasteError as error:
         return _fail(str(error))
     except (KeyboardInterrupt, Cancelled):
@@ -60,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = " (torch and what it needs: https://pytorch.org/get-started/locally)" if error.name == "torch" else ""
         return _fail(f"the Python package {error.name!r} is not installed; install it with pip{hint}")
     except BrokenPipeError:  # the reader of the output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_ERROR
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
@@ -68,6 +70,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _out_of_memory(error):
             raise
         return _fail("out of memory; give a lower --vram-gb or --ram-gb, --tiling blended, or a shorter clip")
+
+
+def _flush() -> None:
+    """Write what waits of the output: the interpreter would do it after the exit code is decided. Raises OSError."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _drop_output()
+        raise OSError(error.errno, f"cannot be written ({error.strerror})", "standard output") from error
+
+
+def _drop_output() -> None:
+    """Keep the interpreter from writing what waits once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_anything() -> None:
@@ -119,7 +137,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
 
 
 def _fail(message: str) -> int:
-    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{PROGRAM}: error: {one_line(message.strip(), LINE)}", file=sys.stderr)
     return EXIT_ERROR
 
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import LINE, InputError, one_line
 from .card import add_card, add_ratio, asked, ratio_asked
 from .options import add_device, add_force, add_json, add_norm_groups, check_frames, check_least
 
@@ -275,19 +275,19 @@ def run_report(args: argparse.Namespace) -> int:
             raise InputError(f"--gpus prints a table and nothing else; leave {given[0]} out")
         from ..bench.share import gpus
 
-        print("\n".join(gpus(reports)))
+        print("\n".join(one_line(line, LINE) for line in gpus(reports)))
         return 0
     for path, report in zip(args.results, reports, strict=True):
         if report["kind"] == "load":
             raise InputError(f"{path}: is a result of bench load; a page is made of bench decode and encode")
-        print(table.environment_line(report["environment"]))
+        print(one_line(table.environment_line(report["environment"])))
         for line in table.lines(report["rows"]):
-            print(line)
+            print(one_line(line, LINE))
         projected = list(projection.project(report, cards))
         if projected:
             print("\nprojected, not measured (published peaks at the measured share of the speed limit):")
         for row in projected:
-            print(projection.line(row))
+            print(one_line(projection.line(row), LINE))
     _write_page(args, reports, profile)
     return 0
 

@@ -312,7 +312,7 @@ def _describe_operands(vae: Core, report: Report) -> None:
     report.operands = vae._mixed.describe(half)
     vae._mixed.note(report, half)
     if vae.device.type == "cpu" and vae._mixed.mode.kind:
-        report.mode = "fused network on the reference operators (NDHWC)"
+        report.mode = "reference operators (NDHWC)"
     elif "fp8" in vae._mixed.policy(half).kinds.values():
         log.once(f"sm_{target(vae.device).capability} FP8 Path Activated.", log.info)
 

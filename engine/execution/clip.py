@@ -40,7 +40,7 @@ def decode(
         return
     batch, _, latents, height, width = z.shape
     clips = Clips(half, batch, height, width, results.dtype, plan, guard, wanted.start, lambda: latents,
-                  lambda: wanted.stop)  # fmt: skip
+                  lambda: wanted.stop, results.signed)  # fmt: skip
     clips.begin(results)
 
     def cut(clip: int, _: int, first: int, end: int) -> Tensor:

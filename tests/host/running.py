@@ -163,10 +163,13 @@ class Comfy:
         arguments += ["--disable-all-custom-nodes", "--whitelist-custom-nodes", *packs]
         # The networks here are tiny: on a busy machine a second thread costs more in waiting than it computes.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._command = {"args": [python, "main.py", *arguments], "cwd": checkout, "env": environment}
+        self.start()
+
+    def start(self) -> None:
+        """Start the server, and wait until it answers."""
         with self._log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                [python, "main.py", *arguments], cwd=checkout, env=environment, stdout=log, stderr=log
-            )
+            self._process = subprocess.Popen(**self._command, stdout=log, stderr=log)
         deadline = time.monotonic() + 180
         while True:
             try:
@@ -180,6 +183,11 @@ class Comfy:
 
     def stop(self) -> None:
         self._process.terminate()
+        self._process.wait(30)
+
+    def die(self) -> None:
+        """End the server as a crash does."""
+        self._process.kill()
         self._process.wait(30)
 
     def log(self) -> str:
@@ -274,6 +282,12 @@ def frontend() -> Path:
     if not (folder / "index.html").is_file():
         pytest.skip(f"needs the newest frontend: {folder} is missing (set COMFY_FRONTEND, or see tools/host_ci.sh)")
     return folder
+
+
+def page() -> tuple[str, ...]:
+    """Options of a host on a CPU, with the page that COMFY_PAGE names in the place of its own, if any."""
+    folder = os.environ.get("COMFY_PAGE")
+    return ("--cpu", "--front-end-root", folder) if folder else ("--cpu",)
 
 
 def found(directory: str, environment: str, checkout: str, venv: str) -> tuple[Path, Path]:
