@@ -223,6 +223,10 @@ class Driver:
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
+    def call(self, name: str, what: str, *arguments: Any) -> None:
+        """Call one of the driver's functions in the current context. Raises PrebuiltError: `what`, and why not."""
+        self.check(self._call(name, *arguments), what)
+
     def check(self, code: int, what: str, log: bytes = b"") -> None:
         """Raise PrebuiltError for a code that is no success: `what`, the driver's words and its log, in one line."""
         if code == 0:
