@@ -113,7 +113,7 @@ def test_settings_reach_the_run(wan_vae, like, noise):
     theirs = WanVideoVAE(wan_vae, like, progress=lambda *n: seen.append(n))
     theirs.decode(noise(1, 16, 1, 4, 4), "cpu")
     assert seen[-1][0] == seen[-1][1] > 0
-    with pytest.raises(InputError, match="vram_gb=-1 is not a size"):
+    with pytest.raises(InputError, match="vram_gb=-1 is below 0"):
         WanVideoVAE(wan_vae, like, vram_gb=-1).decode(noise(1, 16, 1, 4, 4), "cpu")
 
 
