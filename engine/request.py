@@ -45,9 +45,9 @@ class Request:
         chunk: latents per step.
         vram_gb, ram_gb: memory targets in GB (2^30 bytes) for the device and for parked histories.
         output: type of a decode's frames: "float32", "float16" or "uint8" (0..255).
+        native_blend: one of `NATIVE_BLENDS`, for decoders that tile themselves.
         range: "unit" for frames in 0..1; "signed" for frames in -1..1 as the network takes and makes them: a decode's
             are not clamped, and an encode takes any values.
-        native_blend: one of `NATIVE_BLENDS`, for decoders that tile themselves.
 
     Raises:
         InputError: a value that no VAE can serve.
@@ -60,8 +60,8 @@ class Request:
     vram_gb: float | None = None
     ram_gb: float | None = None
     output: str = "float32"
-    range: str = RANGES[0]
     native_blend: str = NATIVE_BLENDS[0]
+    range: str = RANGES[0]
 
     def __post_init__(self) -> None:
         choices = ("tiling", TILINGS), ("output", OUTPUTS), ("range", RANGES), ("native_blend", NATIVE_BLENDS)
