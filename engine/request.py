@@ -193,7 +193,9 @@ def _kind(value: object) -> str:
     return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
-def check_video(video: Tensor, spatial: int, still: bool = False, colours: int = 3, any_range: bool = False) -> Tensor:
+def check_video(
+    video: Tensor, spatial: int, still: bool = False, colours: int = 3, any_range: bool = False, signed: bool = False
+) -> Tensor:
     """Check frames and return them as [B, F, H, W, colours].
 
     Args:
@@ -201,6 +203,7 @@ def check_video(video: Tensor, spatial: int, still: bool = False, colours: int =
         spatial: the least height and width in pixels.
         colours: channels of a pixel; where RGB lacks one (alpha), it is filled with the full value.
         any_range: also take values of another range than 0..1.
+        signed: values are in -1..1 and beyond.
 
     Raises:
         InputError: another shape, type or range, or NaN or Inf.
@@ -220,7 +223,9 @@ def check_video(video: Tensor, spatial: int, still: bool = False, colours: int =
         raise InputError(f"frames of {x.shape[3]}x{x.shape[2]} are too small: at least {least} pixels")
     if x.dtype != torch.uint8 and not all_finite(x):
         raise InputError("the video holds NaN or Inf")
-    if not any_range:
+    if signed and x.dtype == torch.uint8:
+        raise InputError("range='signed' is for floats in -1..1, and bytes (uint8) are 0..255: leave the range out")
+    if not (any_range or signed):
         check_range(x)
     return x
 

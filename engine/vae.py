@@ -18,7 +18,7 @@ from .execution.job import Job
 from .execution.noise import noised
 from .execution.progress import Callbacks, Cancel, OnPlan, Progress
 from .execution.results import Finished, Kept, Target, block_of, waiting_room
-from .execution.video import BYTES_SIGNED, StreamVideo, TensorVideo
+from .execution.video import StreamVideo, TensorVideo
 from .face import Face, OldNames
 from .media import latent_note
 from .network.steps import UNKNOWN, Latents, Steps
@@ -259,10 +259,7 @@ class VideoVAE(Face, Core, OldNames):
         if moments and seed is not None:
             raise InputError("moments=True gives no sample: leave the seed out")
         request = Request(**options, output="float32")
-        if request.signed and isinstance(video, Tensor) and video.dtype == torch.uint8:
-            raise InputError(BYTES_SIGNED)
-        any_range = any_range or request.signed
-        x = check_video(video, self.spatial, self.architecture.still, self.colours[0], any_range)
+        x = check_video(video, self.spatial, self.architecture.still, self.colours[0], any_range, request.signed)
         found = self._moments(x, request, Callbacks(progress, cancel, on_plan), devices, mixed_devices, plan)
         self._left_out(x.shape[1])
         return found if moments else latent_note.marked(self._sampled(found, seed, None), latent_note.note_of(self))

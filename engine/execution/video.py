@@ -12,8 +12,6 @@ from torch import Tensor
 from ..errors import InputError
 from ..request import check_video
 
-BYTES_SIGNED = "range='signed' is for floats in -1..1, and bytes (uint8) are 0..255: leave the range out"
-
 
 def unsigned(frames: Tensor, signed: bool) -> Tensor:
     """Return frames in 0..1; signed: they are in -1..1."""
@@ -84,7 +82,7 @@ class StreamVideo:
         InputError as `check_video` does, now or when later frames come."""
         self._coming: Iterator[Tensor] | None = iter(frames)
         self._copies = not isinstance(frames, Lasting)
-        self._spatial, self._colours, self._any_range = spatial, colours, any_range or signed
+        self._spatial, self._colours, self._any_range = spatial, colours, any_range
         self._signed = signed
         self._pieces: deque[Tensor] = deque()
         self._changing = threading.Lock()
@@ -137,13 +135,11 @@ class StreamVideo:
     def _checked(self, piece: Tensor) -> Tensor:
         try:
             piece = check_video(piece[None] if piece.ndim == 3 else piece, self._spatial, False, self._colours,
-                                self._any_range)  # fmt: skip
+                                self._any_range, self._signed)  # fmt: skip
             if piece.shape[0] != 1:
                 raise InputError(f"a stream is of one clip, and this is of {piece.shape[0]}")
         except InputError as error:
             raise InputError(f"frame {self._end} of the stream: {error}") from None
-        if self._signed and piece.dtype == torch.uint8:
-            raise InputError(BYTES_SIGNED)
         piece = unsigned(piece[0], self._signed)
         if self._pieces and (piece.shape[1:], piece.dtype) != (self._pieces[0].shape[1:], self._pieces[0].dtype):
             now, before = (f"{p.shape[2]}x{p.shape[1]} in {p.dtype}" for p in (piece, self._pieces[0]))
