@@ -4,6 +4,7 @@
     python tools/measure.py devices --frames 81 161 597
     torchrun --standalone --nproc-per-node 2 tools/measure.py devices --frames 161
     python tools/measure.py stream --frames 3001 --decode 241 --mp4 clip.mp4
+    python tools/measure.py changes --weights flux --runs 50
 
 Run it where the pack is importable as zerowaste_vae. Weights are seeded ones of a family's published widths, frames go
 to host memory. Each case prints a line once it is done.
@@ -34,6 +35,7 @@ from zerowaste_vae.engine.distributed.ranks import Ranks, joined, under_torchrun
 from zerowaste_vae.engine.distributed.shares import duration, leads_of, split
 from zerowaste_vae.engine.errors import ZeroWasteError
 from zerowaste_vae.engine.media.mp4 import Format, Mp4Writer
+from zerowaste_vae.engine.network.stamp import HALVES, Stamp
 from zerowaste_vae.engine.report import Report
 
 
@@ -60,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     one.add_argument("--decode", type=int, default=241, metavar="N", help="frames of the decode (default: 241)")
     one.add_argument("--mp4", type=Path, metavar="FILE", help="write the stream to this file (default: nowhere)")
     one.set_defaults(run=stream, encode=False, frames=3001)
+    one = commands.add_parser("changes", parents=[common], help="the look for changed weights that begins every call")
+    one.set_defaults(run=changes, encode=False, frames=1)
     for each in commands.choices.values():
         each.add_argument("--frames", nargs="+", type=int, default=[each.get_default("frames")], metavar="N")
     asked = parser.parse_args(argv)
@@ -193,6 +197,29 @@ def stream(asked: argparse.Namespace) -> int:
         each = Spread.of(seconds["decode"][1:], 1e3 / count)
         print(f"{name}: decode of {count} frames: {each} ms a frame", flush=True)
         streamed(vae, long, asked.mp4)
+    return 0
+
+
+def changes(asked: argparse.Namespace) -> int:
+    """Time the look for changed weights, of those in host memory and of those on the device."""
+    weights = random_checkpoint(architecture=by_name(asked.weights))
+    for home in dict.fromkeys(("cpu", asked.device)):
+        vae = load(copy_of(weights), asked.precisions[0], asked.device, weights_on=torch.device(home))
+        stamp = Stamp(vae.model)
+        for half in (half for half in HALVES if getattr(vae.model, half) is not None):
+            times = []
+            for _ in range(asked.runs + 1):
+                if vae.device.type == "cuda":
+                    torch.cuda.synchronize(vae.device)
+                begin = time.perf_counter()
+                same = stamp.holds(vae.model, half)
+                times.append(time.perf_counter() - begin)
+                if not same:
+                    raise ZeroWasteError(f"{asked.weights} {half}: unchanged weights were taken for changed ones")
+            size = sum(t.nbytes for t in getattr(vae.model, half).parameters()) / 1e6
+            print(f"{asked.weights} {half} {vae.precision}, {size:.0f} MB on {home}, ms a call: "
+                  f"{Spread.of(times[1:], 1e3)}", flush=True)  # fmt: skip
+        del vae, stamp
     return 0
 
 

@@ -24,8 +24,9 @@ RUN = 8
 #: Words of 8 bytes of which one sum is compared. A prime: sums of whole rows would stay the same if channels changed
 #: places.
 WORDS = 61
-#: Bytes that are gathered at once: larger blocks would cost a GPU 20 MB of torch's cache.
-AT_ONCE = 1 << 20
+#: Bytes that are gathered at once. On a GPU torch finds so many in what it has reserved for small tensors; for more
+#: than 1 MB it would reserve 20.
+AT_ONCE = 1 << 18
 
 
 class Stamp:
@@ -43,18 +44,19 @@ class Stamp:
             (m._modules, name, weakref.ref(child))
             for m in network.modules() for name, child in m._modules.items() if child is not None
         ]  # fmt: skip
-        self._weights = [
-            (place, name, weakref.ref(t), path.partition(".")[0])
+        weights = [
+            (place, name, t, first if (first := path.partition(".")[0]) in HALVES else "")
             for path, m in network.named_modules() for place in (m._parameters, m._buffers)
             for name, t in place.items() if t is not None
         ]  # fmt: skip
-        self._weights.sort(key=lambda weight: str(weight[2]().dtype))  # those of one type are gathered together
+        weights.sort(key=lambda weight: str(weight[2].dtype))  # those of one type are gathered together
         self._absent = [
             (place, name) for m in network.modules() for place in (m._parameters, m._buffers, m._modules)
             for name, one in place.items() if one is None
         ]  # fmt: skip
-        self._writes = _writes(self._tensors())
-        self._values = {part: values_of(self._tensors(part)) for part in ("", *HALVES)}
+        self._weights = [(place, name, weakref.ref(t), part) for place, name, t, part in weights]
+        self._writes = [_writes(t) for _, _, t, _ in weights]
+        self._values = {one: values_of([t for _, _, t, part in weights if part == one]) for one in ("", *HALVES)}
 
     def holds(self, network: nn.Module, half: str = "") -> bool:
         """Check whether `network` is the one that this was made of, with the same layers and weights.
@@ -67,28 +69,27 @@ class Stamp:
             return False
         if any(place.get(name) is not None for place, name in self._absent):
             return False
-        if any((t := place.get(name)) is None or t is not known() for place, name, known, _ in self._weights):
-            return False
-        writes = _writes(self._tensors())
-        if any(None not in both and both[0] != both[1] for both in zip(writes, self._writes, strict=True)):
-            return False
+        writes: list[int | None] = []
+        tensors: dict[str, list[Tensor]] = {part: [] for part in self._values}
+        for (place, name, known, part), before in zip(self._weights, self._writes, strict=True):
+            t = place.get(name)
+            if t is None or t is not known():
+                return False
+            now = _writes(t)
+            if now != before and now is not None and before is not None:
+                return False
+            writes.append(now)
+            tensors[part].append(t)
         parts = ("", half) if half in HALVES else self._values
-        if any(values_of(self._tensors(part)) != self._values[part] for part in parts):
+        if any(values_of(tensors[part]) != self._values[part] for part in parts):
             return False
         self._writes = writes  # a tensor that was moved may count its writes now, or no longer
         return True
 
-    def _tensors(self, part: str | None = None) -> list[Tensor]:
-        """Return the weights, or those of a half; "": those of neither."""
-        return [
-            place[name] for place, name, _, first in self._weights
-            if part is None or part == (first if first in HALVES else "")
-        ]  # fmt: skip
 
-
-def _writes(tensors: list[Tensor]) -> list[int | None]:
-    """Return how often each tensor was written to, None where torch does not count that."""
-    return [None if t.is_inference() else t._version for t in tensors]
+def _writes(t: Tensor) -> int | None:
+    """Return how often a tensor was written to, None where torch does not count that."""
+    return None if t.is_inference() else t._version
 
 
 @as_usual()
@@ -100,7 +101,7 @@ def values_of(tensors: list[Tensor]) -> bytes:
     runs: list[Tensor] = []
     for t in tensors:
         size = 0 if t.is_meta else t.nbytes
-        if size > WHOLE and t.ndim > 1:
+        if size > WHOLE and t.ndim > 1 and spacing(tuple(t.shape)):
             runs.append(_runs(t))
         elif size > SMALL:
             found, rest = _sums(t.reshape(-1))
@@ -116,7 +117,8 @@ def _gathered(lines: list[Tensor]) -> Iterator[bytes]:
     waiting: list[Tensor] = []
     size = 0
     for line in lines:
-        if waiting and (size > AT_ONCE or line.device != waiting[0].device or line.dtype != waiting[0].dtype):
+        alike = not waiting or (line.device, line.dtype) == (waiting[0].device, waiting[0].dtype)
+        if waiting and not (alike and size + line.nbytes <= AT_ONCE):
             yield _bytes(waiting)
             waiting, size = [], 0
         waiting.append(line)
@@ -162,12 +164,12 @@ def spacing(shape: tuple[int, ...]) -> int:
     """Return the distance of two places of a large tensor [outputs, inputs, ...taps] in the order of its values.
 
     Each output, input and tap has a place, and so does each block of about the square root of `inputs` in both axes:
-    from one output to the next the place moves by so many inputs, and a tap."""
+    from one output to the next the place moves by so many inputs, and a tap. 0: too many places would be needed."""
     outputs, inputs, taps = shape[0], shape[1], math.prod(shape[2:])
     apart = (inputs * taps - math.isqrt(inputs) * taps - 1) // -(-inputs // outputs)
-    while apart > 1 and not _covers(apart, outputs, inputs, taps):
+    while apart > RUN and not _covers(apart, outputs, inputs, taps):
         apart -= 1
-    return max(apart, 1)
+    return apart if apart > RUN else 0
 
 
 def _covers(apart: int, outputs: int, inputs: int, taps: int) -> bool:

@@ -75,9 +75,9 @@ def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:
             found = {name: tensor.to(device, copy=True) for name, tensor in found.items()}
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except torch.OutOfMemoryError:
-        raise
     except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
+        if out_of_memory(error):
+            raise
         return _unusable(path, before, f"not usable ({type(error).__name__})")
     for name, like in expected.items():
         upright = _upright(like)

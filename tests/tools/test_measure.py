@@ -39,6 +39,14 @@ def test_toggle(measured, half):
         rf"off {times}; on {times}: [\d.]+ of the time", said)  # fmt: skip
 
 
+def test_changes(measured):
+    """The look for changed weights, of each half."""
+    code, lines = measured("changes", "--precisions", "fp16", "--runs", "2")
+    assert code == 0 and len(lines) == 2
+    for half, said in zip(("encoder", "decoder"), lines, strict=True):
+        assert re.fullmatch(rf"seedvr2 {half} fp16, \d+ MB on cpu, ms a call: {SPREAD}", said)
+
+
 def test_decibel(tool):
     exact = torch.tensor([0.0, 1.0, 2.0, 3.0])
     assert tool.decibel(exact + 0.1, exact, False) == pytest.approx(20, abs=1e-4)

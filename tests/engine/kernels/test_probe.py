@@ -73,8 +73,9 @@ def test_what_fails_is_off_with_cause_and_cure(gpu, monkeypatch, tmp_path, envir
     assert target("cuda:2").kernels
 
 
-def test_a_full_gpu_proves_nothing(gpu, monkeypatch):
-    monkeypatch.setattr(dispatch, "_run", raised_by_triton(torch.OutOfMemoryError("CUDA out of memory")))
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_a_full_machine_proves_nothing(gpu, monkeypatch, error):
+    monkeypatch.setattr(dispatch, "_run", raised_by_triton(error))
     assert proven(GPU).kernels and target(GPU).kernels
     monkeypatch.setattr(dispatch, "_run", raised_by_triton(OSError("no")))
     assert not proven(GPU).kernels

@@ -205,9 +205,10 @@ def test_places_of_a_large_tensor(shape):
         assert torch.cat((seen[:1], seen.diff(), shape[1] - seen[-1:])).max() <= block
 
 
-def test_all_of_a_smaller_tensor_is_compared(noise):
-    """One value of many, an order of channels, and a tensor that begins anywhere in memory."""
-    for values in (noise(99), noise(64, 256).half(), noise(3, 128, 3, 3, 3), noise(1 + 40_000)[1:].half()):
+def test_all_of_other_tensors_is_compared(small_limits, noise):
+    """One value of many, an order of channels, a tensor that begins anywhere in memory, and large ones without rows."""
+    for values in (noise(99), noise(64, 256).half(), noise(3, 32, 3, 3, 3), noise(1 + 40_000).half()[1:],
+                   noise(50_000), noise(20_000, 3), noise(1, 50_000)):  # fmt: skip
         for index in (0, values.numel() // 2, values.numel() - 1):
             assert changed(values, tuple(i.item() for i in torch.unravel_index(torch.tensor(index), values.shape)))
         holder = nn.Module()
