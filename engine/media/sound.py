@@ -143,7 +143,8 @@ def read_sound(source: str | Path | BinaryIO, begins: float = 0.0, lasts: float 
         end = round((begins + lasts) * rate) if lasts else None
         parts: list[Tensor] = []
         for silent, samples in pieces(file, name, round(begins * rate), end):
-            parts += [torch.zeros(1, 1).expand(stream.channels, silent), torch.from_numpy(samples)]
+            blank = torch.zeros(1, 1, dtype=torch.float32, device="cpu").expand(stream.channels, silent)
+            parts += [blank, torch.from_numpy(samples)]
     return (torch.cat(parts, 1), rate) if parts else None
 
 
