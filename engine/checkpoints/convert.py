@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..archs import detect, find_key_set
 from ..errors import InputError, one_line
+from ..runtime.scope import as_usual
 from ..system.writing import check_target, replacing, write_tensors
 from .gguf_types import GGUFType
 from .gguf_writer import TensorPlan, write_gguf
@@ -59,6 +60,7 @@ class Conversion:
         return lines
 
 
+@as_usual()
 def convert_checkpoint(
     src: str | PathLike[str],
     dst: str | PathLike[str],

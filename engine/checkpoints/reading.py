@@ -79,7 +79,7 @@ def read_tensor_bytes(file: BinaryIO, offset: int, size: int, path: Path, what: 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype, path: Path, what: str) -> torch.Tensor:
     """Return an uninitialised CPU tensor; running out of memory is the file's error, in one line."""
     try:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     except (RuntimeError, MemoryError) as error:
         size = torch.Size(shape).numel() * dtype.itemsize
         raise failure(path, f"not enough memory for {what} ({size / 2**30:.2f} GB)") from error

@@ -96,7 +96,8 @@ def _verify_latent(vae: VideoVAE) -> tuple[Tensor, str]:
     size = VERIFY_PIXELS // vae.spatial
     generator = torch.Generator().manual_seed(0)
     shape = (1, vae.latent_channels, vae.architecture.latents(VERIFY_FRAMES + 1), size, size)
-    return torch.randn(shape, generator=generator), "seeded noise, the file has no encoder"
+    made = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+    return made, "seeded noise, the file has no encoder"
 
 
 def _print(result: Conversion, args: argparse.Namespace) -> None:

@@ -164,7 +164,7 @@ def _survive(
     # A clip keeps the schedules that it began with.
     half, tried = f"{report.operation}r", list[Plan]()
     tuning.of(core.device, core.kernels(half))
-    with core._claimed() as vae, report.measured(core.device), held(core.device):
+    with core._claimed(half) as vae, report.measured(core.device), held(core.device):
         report.precision = vae.precision
         while True:
             try:

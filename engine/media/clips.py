@@ -228,7 +228,7 @@ def read_video(path: str | Path, max_frames: int | None = None) -> tuple[torch.T
     clip = Clip(path)
     waiting: list[np.ndarray | None] = list(islice(clip.integers(), max_frames))
     # The pages of an empty tensor are allocated as they are written, while the integer frames free theirs.
-    frames = torch.empty((len(waiting), *waiting[0].shape), dtype=torch.float32)
+    frames = torch.empty((len(waiting), *waiting[0].shape), dtype=torch.float32, device="cpu")
     for index, pixels in enumerate(waiting):
         _fill(frames[index], pixels)
         waiting[index] = pixels = None
@@ -272,6 +272,6 @@ def _fill(target: torch.Tensor, pixels: np.ndarray) -> None:
 
 
 def _floats(pixels: np.ndarray) -> torch.Tensor:
-    frame = torch.empty(pixels.shape, dtype=torch.float32)
+    frame = torch.empty(pixels.shape, dtype=torch.float32, device="cpu")
     _fill(frame, pixels)
     return frame

@@ -16,7 +16,9 @@ from .. import log
 from ..checkpoints.safetensors_file import Entry, opened, read_values
 from ..errors import CheckpointError, InputError, one_line
 from ..request import check_dense
+from ..runtime.scope import as_usual
 from ..system.finite import all_finite
+from ..system.words import many
 from ..system.writing import naming, replacing, stamp, write_tensors
 from . import latent_note
 
@@ -34,7 +36,8 @@ def write_latent(path: str | Path, latent: torch.Tensor, metadata: Mapping[str, 
     if latent.ndim not in (4, 5):
         raise InputError(f"{path}: latent shape {list(latent.shape)} is not [batch, channels, time, height, width]")
     if Path(path).suffix.lower() == ".latent":
-        tensors = {"latent_tensor": latent, "latent_format_version_0": torch.empty(0)}
+        marker = torch.empty(0, dtype=torch.float32, device="cpu")
+        tensors = {"latent_tensor": latent, "latent_format_version_0": marker}
     else:
         tensors = {"latent": latent}
     write_tensors(path, tensors, {**latent_note.found(latent), **(metadata or {})})
@@ -91,10 +94,11 @@ class LatentFile:
         if not min(whole):
             raise InputError(f"{path}: the latent is empty (shape {whole})")
         if item is not None and not 0 <= item < whole[0]:
-            raise InputError(f"--item {item}: {path} holds {whole[0]} clip(s), numbered from 0")
+            raise InputError(f"--item {item}: {path} holds {many(whole[0], 'clip')}, numbered from 0")
         self._first = item or 0
         self.shape = torch.Size(whole if item is None else [1, *whole[1:]])
 
+    @as_usual()
     def __getitem__(self, place: tuple[int, slice, slice]) -> torch.Tensor:
         """Return [C, n, h, w] in float32; the slice of channels must be all of them."""
         clip, _, frames = place

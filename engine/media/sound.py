@@ -141,10 +141,9 @@ def read_sound(source: str | Path | BinaryIO, begins: float = 0.0, lasts: float 
         stream = file.streams.audio[0]
         rate = stream.rate
         end = round((begins + lasts) * rate) if lasts else None
-        parts: list[Tensor] = []
+        nothing, parts = torch.zeros(1, 1, dtype=torch.float32, device="cpu"), list[Tensor]()
         for silent, samples in pieces(file, name, round(begins * rate), end):
-            blank = torch.zeros(1, 1, dtype=torch.float32, device="cpu").expand(stream.channels, silent)
-            parts += [blank, torch.from_numpy(samples)]
+            parts += [nothing.expand(stream.channels, silent), torch.from_numpy(samples)]
     return (torch.cat(parts, 1), rate) if parts else None
 
 

@@ -8,6 +8,7 @@ from ..network.steps import Steps
 from ..network.tiles import Grid
 from ..runtime.parking import Parking
 from ..system.memory import in_gb
+from ..system.words import REFERENCE, many
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,12 @@ class Plan:
             note = f" ({self.note})" if self.note else ""
             return f"{self.own.describe()}, about {in_gb(self.peak_bytes)}{note}"
         tiles = f"{len(self.grid)} blended tiles" if self.tiled else "untiled"
-        frames = f", {self.steps.frames} frame(s) per step at full size" if self.steps.frames else ""
+        frames = f", {many(self.steps.frames, 'frame')} per step at full size" if self.steps.frames else ""
         eager = "steps with kernels of their own" if self.launches else "plain torch"
-        fused = "fused network on the reference operators" if self.reference else "fused kernels"
+        fused = f"fused network on the {REFERENCE}" if self.reference else "fused kernels"
         kernels = fused if self.fused else eager
         what = "histories parked" if self.fused else "noise"
-        chunks = f"{self.steps.latents} latent(s) per chunk{frames}"
+        chunks = f"{many(self.steps.latents, 'latent')} per chunk{frames}"
         if self.steps.passes > 1:
             chunks, what = f"{self.steps.passes} passes of the whole clip", "frames between them and noise"
         parked = f", {in_gb(self.host_bytes)} of {what} in host memory" if self.host_bytes else ""

@@ -287,8 +287,7 @@ class Planner:
 
     def _fused_plan(self, ask: Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
         sizes = self._sizes(ask, tiles, steps, parking)
-        return Plan(steps, tiles, sizes.device, True, parking, sizes.host, far_bytes=sizes.far,
-                    reference=ask.cpu)  # fmt: skip
+        return Plan(steps, tiles, sizes.device, True, parking, sizes.host, far_bytes=sizes.far, reference=ask.cpu)
 
     def _sizes(self, ask: Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Sizes:
         frame = None if len(tiles) == 1 else (ask.height, ask.width)
