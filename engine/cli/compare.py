@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import CheckpointError, InputError
+from ..errors import CheckpointError, InputError, one_line
 from .options import add_json, check_least, print_facts
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ def _stored(path: Path) -> Iterator[Tensor]:
                     raise InputError(f"{path}: frame {index}: {why}")
                 yield frame
     except CheckpointError as error:
-        raise InputError(str(error)) from error
+        reason = str(error).removeprefix(f"{one_line(path)}: ")
+        raise InputError(f"{path}: is not a readable safetensors file ({reason})") from error
 
 
 def facts(c: Comparison) -> Iterator[tuple[str, str]]:

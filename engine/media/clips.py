@@ -22,7 +22,7 @@ from .. import log
 from ..errors import InputError
 from .animations import Animation, animated
 from .pictures import SUFFIXES, is_picture, read_picture
-from .streams import ENOUGH, HEAD, Decoded, Pace, announced, chosen, is_text, surprises, usual
+from .streams import ENOUGH, HEAD, Decoded, Pace, announced, chosen, is_text, readable, surprises, usual
 from .to_rgb import ToRgb, UnreadColours
 
 if TYPE_CHECKING:
@@ -64,10 +64,13 @@ class Clip:
                 raise InputError(f"{source}: no such file or folder")
             elif not self._source.is_file():  # a source is opened more than once
                 raise InputError(f"{source}: is a pipe or a device; write it to a file first")
-            elif seconds := animated(self._source):
-                self._animation = Animation(self._source, seconds)
-            elif is_picture(self._source):
-                self._images = [self._source]
+            else:
+                with readable(self.name):
+                    seconds = animated(self._source)
+                if seconds:
+                    self._animation = Animation(self._source, seconds)
+                elif is_picture(self._source):
+                    self._images = [self._source]
         if self._images is not None:
             self.count = len(self._images)
         elif self._animation is not None:
@@ -172,7 +175,7 @@ class Clip:
         import av
 
         if isinstance(self._source, Path):
-            with open(self._source, "rb") as file:
+            with readable(self.name), open(self._source, "rb") as file:
                 head = file.read(HEAD)
         else:
             self._source.seek(0)

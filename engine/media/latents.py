@@ -157,7 +157,8 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, dict[str, str], dict[str, En
                 raise InputError(f"{path}: not a latent file, it has no tensor latent or latent_tensor (found {found})")
             yield file, metadata, entries
     except CheckpointError as error:
-        raise InputError(str(error)) from error
+        reason = str(error).removeprefix(f"{one_line(path)}: ")
+        raise InputError(f"{path}: not a readable safetensors latent file ({reason})") from error
 
 
 def check_file(path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +19,7 @@ from .. import log
 from ..errors import InputError
 from .latents import check_file
 from .sound import SLACK, Piece, begin, jumps, pieces
+from .streams import readable
 
 if TYPE_CHECKING:
     from av import AudioFrame
@@ -78,21 +79,12 @@ def _joined(part: Path, target: Path, audio: str | Path | None, start: Fraction,
 def _opened(path: str | Path) -> InputContainer:
     import av
 
-    with _reading(path):
+    with readable(path):  # else the output would be called unwritable
         return av.open(os.path.abspath(path))
 
 
-@contextmanager
-def _reading(path: str | Path) -> Iterator[None]:
-    """Name the file that the system cannot read, or the output would be called unwritable."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-
-
 def _each(items: Iterable[T], path: str | Path) -> Iterator[T]:
-    with _reading(path):
+    with readable(path):
         yield from items
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,15 @@ _DEPENDENT = 0x80000
 #: Brands of HEIC and AVIF files that hold a picture, and an animation.
 _STILLS = frozenset({"heic", "heix", "mif1", "avif"})
 _ANIMATIONS = frozenset({"hevc", "hevx", "msf1", "avis"})
+
+
+@contextmanager
+def readable(name: object) -> Iterator[None]:
+    """Turn the system's errors in the body into InputError, with the name of the file that is read."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read ({error.strerror or error})") from error
 
 
 def is_text(head: bytes) -> bool:
