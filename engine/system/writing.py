@@ -184,7 +184,9 @@ def try_names(path: Path, folder: bool = False) -> None:
         tried.touch()
     except OSError as error:
         said = error.strerror or str(error)
-        if isinstance(error, PermissionError):
+        if not path.parent.is_dir():
+            why = f"its folder does not exist; create {path.parent} first"
+        elif isinstance(error, PermissionError):
             why = f"its folder is not writable ({said}); choose another place"
         elif error.errno in (errno.ENOENT, errno.EINVAL, errno.ENAMETOOLONG):
             size = len(str(tried.absolute()))
