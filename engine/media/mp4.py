@@ -21,7 +21,7 @@ from ..system.finite import all_finite
 from ..system.hardware import cores
 from ..system.locks import held
 from ..system.patience import clear
-from ..system.writing import replacing, sweep, try_names, unwritable
+from ..system.writing import part_of, replacing, sweep, try_names, unwritable
 from .clips import Frames
 from .fragments import Appended, scan
 from .mp4_finish import finish_file
@@ -273,11 +273,6 @@ def _worded(error: BaseException, path: Path) -> BaseException:
     if isinstance(error, av.FFmpegError):
         return InputError(f"{path}: the encoder refused the clip ({error.strerror}); write a PNG folder")
     return error
-
-
-def part_of(path: Path) -> Path:
-    """Return the path of an unfinished file or folder."""
-    return path.with_name(f"{path.stem}.part{path.suffix}")
 
 
 def check_identity(part: Path, same: bool) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FRAME_NAME = "frame_{:06d}.png"
 #: File in an unfinished folder of frames with their identity.
 IDENTITY = ".zerowaste"
+#: Suffix of files that are `part_of` first, as folders of frames are.
+MP4 = ".mp4"
 #: Longest name if the file system does not give a limit.
 NAME_MAX = 255
 
@@ -140,7 +142,7 @@ def check_target(
         raise InputError(f"{path}: its folder does not exist; create {path.parent} first")
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"{path}: its folder is not writable; choose another place")
-    check_name(path)
+    check_name(part_of(path) if folder or path.suffix.lower() == MP4 else path)
     try:
         try_names(path, folder)
     except OSError as error:
@@ -155,6 +157,11 @@ def check_target(
     if folder and path.exists():
         refuse_foreign_files(path)
     return path
+
+
+def part_of(path: Path) -> Path:
+    """Return the path of an unfinished MP4 or folder of frames."""
+    return path.with_name(f"{path.stem}.part{path.suffix}")
 
 
 def check_name(path: Path) -> None:
@@ -178,8 +185,8 @@ def try_names(path: Path, folder: bool = False) -> None:
         OSError: the system does not take it.
     """
     longest = _temporary(path)
-    if folder or path.suffix.lower() == ".mp4":  # they are NAME.part first
-        longest = longest.with_name(longest.name.ljust(len(path.name) + len(".part"), "_"))
+    if folder or path.suffix.lower() == MP4:
+        longest = longest.with_name(longest.name.ljust(len(part_of(path).name), "_"))
     tried = longest / f".{FRAME_NAME.format(0)}" if folder else longest
     try:
         if folder:
@@ -187,7 +194,9 @@ def try_names(path: Path, folder: bool = False) -> None:
         tried.touch()
     except OSError as error:
         said = error.strerror or str(error)
-        if isinstance(error, PermissionError):
+        if not path.parent.is_dir():
+            why = f"its folder does not exist; create {path.parent} first"
+        elif isinstance(error, PermissionError):
             why = f"its folder is not writable ({said}); choose another place"
         elif error.errno in (errno.ENOENT, errno.EINVAL, errno.ENAMETOOLONG):
             size = len(str(tried.absolute()))

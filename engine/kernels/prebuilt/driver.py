@@ -160,6 +160,8 @@ class Driver:
             unload(library)
             return 0
         self._grant(function, symbol, shared)
+        if (now := getattr(self._library, "cuFuncLoad", None)) is not None:  # since CUDA 12.4
+            now(function)  # else its code would be loaded by its first launch, which may be recorded
         return function.value or 0
 
     def launch(

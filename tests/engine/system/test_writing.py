@@ -258,6 +258,14 @@ def test_the_longest_name_is_tried_first(tmp_path, monkeypatch, name):
     assert ends == {"refused", "written"}
 
 
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="its folder does not exist; create"):
+        Mp4Writer(tmp_path / "none" / "a.mp4", Format(Fraction(24)))
+    with pytest.raises(FileNotFoundError, match="its folder does not exist; create"):
+        PngWriter(tmp_path / "none" / "frames")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_only_looks_writable(tmp_path, monkeypatch):
     """Windows does not tell before a file is made."""
     def denied(path, *_, **__):

@@ -42,7 +42,7 @@ class Library:
         "cuInit", "cuDriverGetVersion", "cuModuleLoadDataEx", "cuModuleGetFunction", "cuFuncSetCacheConfig",
         "cuFuncSetAttribute", "cuLaunchKernel", "cuTensorMapEncodeTiled", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
         "cuGetErrorString", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuThreadExchangeStreamCaptureMode",
-        "cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction", "cuLibraryUnload",
+        "cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction", "cuLibraryUnload", "cuFuncLoad",
     )  # fmt: skip
 
     def __init__(self, lacks=(), **answers):
@@ -173,7 +173,9 @@ def test_kernels_are_compiled_as_libraries(threads):
     assert sorted(call[2] for call in library.cuLibraryGetKernel.calls) == [name.encode() for _, name, _ in KERNELS]
     assert len(library.cuKernelGetFunction.calls) == 7 and not library.cuLibraryUnload.calls
     assert [call[1:] for call in library.cuFuncSetAttribute.calls] == [(8, 99 << 10)]
-    assert not library.cuModuleLoadDataEx.calls
+    assert not library.cuModuleLoadDataEx.calls and len(library.cuFuncLoad.calls) == 7
+    older = Library(lacks=["cuFuncLoad"], cuKernelGetFunction=handle)
+    assert Driver(older).load_all(0, KERNELS, threads) == [100] * 7
     assert len(library.cuCtxPushCurrent_v2.calls) == min(threads, 7) and (len(owners) > 1) is (threads > 1)
     assert threading.get_ident() not in owners
 
