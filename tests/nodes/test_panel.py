@@ -120,6 +120,19 @@ def test_answer_for_odd_sizes(tiny):
     assert found["result_gb"] == 13 * 48 * 56 * 3 * 4 / GIB
 
 
+def test_frames_that_host_memory_cannot_hold_are_told(tiny):
+    """With the way out, which pictures do not have."""
+    wish = {**tiny, "width": "64", "height": "48"}
+    found = answer(Question.parse({**wish, "frames": "100000"}), Machine(CPU.device, None, GIB // 2))
+    why = found["crowded"]
+    assert found["fits"] and "GB of host memory and 1.00 GB are free: use Zero-Waste Decode to Video" in why
+    assert answer(Question.parse({**wish, "frames": "100"}), Machine(CPU.device, None, GIB // 2))["crowded"] == ""
+    assert answer(Question.parse({**wish, "frames": "100000"}), Machine(CPU.device, None, None))["crowded"] == ""
+    pictures = {"model": "flux/ae.safetensors", "width": "640", "height": "480", "frames": "1", "batch": "4096"}
+    why = answer(Question.parse(pictures), CPU)["crowded"]
+    assert why == "4096 images take 14.06 GB of host memory and 8.00 GB are free: decode fewer at a time"
+
+
 def test_transparency_counts_as_a_colour():
     widths = (16, 16, 32, 32)
     question = {"model": "colours", "width": "64", "height": "64", "frames": "5"}

@@ -106,6 +106,9 @@ export function onRuns(node, changed) {
   };
 }
 
+// Some nodes are made to be looked at and are in no graph.
+const shown = () => [...listeners.keys()].filter((node) => node.graph);
+
 function tellAll() {
   for (const changed of listeners.values()) changed();
 }
@@ -136,7 +139,7 @@ function stop(id, name, text) {
   const broken = of(id).workflow === openWorkflow() && nodeOfRun(name);
   if (!broken) return;
   lookAgain();
-  for (const node of listeners.keys()) if (node !== broken && upstream(node).has(broken)) tell(id, runName(node), failed);
+  for (const node of shown()) if (node !== broken && upstream(node).has(broken)) tell(id, runName(node), failed);
 }
 
 // { name: { errors: [{ message, details }] } } of nodes that the server does not run.
@@ -160,7 +163,7 @@ function followQueue() {
   const queue = api.queuePrompt;
   api.queuePrompt = async function (...rest) {
     lookAgain();
-    const asked = new Map([...listeners.keys()].map((node) => askedOf(node)).map((one) => [one.name, one]));
+    const asked = new Map(shown().map((node) => askedOf(node)).map((one) => [one.name, one]));
     const entry = { workflow: openWorkflow(), asked };
     const own = this === api; // not a comparison
     queueing = entry; // its first events may come before the answer
