@@ -15,6 +15,7 @@ import comfy.utils
 import torch
 
 from ..engine import InputError, log
+from ..engine.runtime.pressure import out_of_memory
 
 _CPU = torch.device("cpu")
 #: Calls of the host as this pack makes them, for a look at the host's signatures; none is made here.
@@ -23,6 +24,9 @@ _CALLS: tuple[Callable[[], partial[Any]], ...] = (
     lambda: partial(mm.free_memory, 0, _CPU, keep_loaded=[]),
     lambda: partial(mm.get_free_memory, _CPU),
     lambda: partial(mm.soft_empty_cache),
+    lambda: partial(mm.get_total_memory, _CPU),
+    lambda: partial(mm.vae_device),
+    lambda: partial(mm.vae_offload_device),
     lambda: partial(mm.processing_interrupted),
     lambda: partial(mm.throw_exception_if_processing_interrupted),
     lambda: partial(comfy.model_patcher.ModelPatcher, None, load_device=_CPU, offload_device=_CPU),
@@ -85,6 +89,8 @@ def begin(vae: comfy.sd.VAE, device: torch.device | None) -> None:
             missing = [name for name in _PARTS if getattr(vae, name, None) is None]
             why = f"its VAE has no {missing[0]}" if missing else ""
         except Exception as error:  # any kind: it is another version's code
+            if out_of_memory(error):
+                raise
             why = f"{type(error).__name__}: {error}".splitlines()[0]
         if not why:
             return

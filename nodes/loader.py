@@ -8,7 +8,7 @@ from ..engine.loader import demo_clip_path
 from ..engine.media.clips import read_video
 from ..engine.options import TOGGLES, Options
 from . import conversion, files, widgets
-from .fit import Unfit
+from .fit import Unfit, unfit
 from .host import EngineVAE, io
 from .reports import counted, ui
 from .settings import Settings, from_widgets
@@ -89,7 +89,8 @@ class Optimize(io.ComfyNode):
         if fast is not None:
             vae = fast.with_wishes(wishes.over(fast.settings), options)
             return io.NodeOutput(vae, report := vae.describe(), ui=ui(report))
-        report = f"{type(vae.first_stage_model).__name__}: not a VAE the engine knows, or changed by another node; "
+        why = unfit() or "not a VAE the engine knows, or changed by another node"
+        report = f"{type(vae.first_stage_model).__name__}: {why}; "
         vae, switched = conversion.with_scoped_settings(vae, options)
         if switched:
             report += f"its own network runs, with {' and '.join(switched)} switched on during its calls only"

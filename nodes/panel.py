@@ -95,7 +95,7 @@ def _value(name: str, text: str) -> str | float | int:
         raise InputError(f"{name[:40]!r} is not one of on, off, {', '.join((*_TEXTS, *_CHOICES, *LIMITS))}")
     most, least = LIMITS[name], 8 if name in ("width", "height") else 1 if name in ("frames", "batch") else 0
     # int() and float() also take underscores, other scripts' digits and any length.
-    if re.fullmatch("-[0-9.]{1,30}", text):
+    if re.fullmatch("-[0-9.]{0,15}[1-9][0-9.]{0,15}", text):
         raise InputError(f"{name}={text} is below 0: give 0 or more")
     if not re.fullmatch("[0-9]{1,12}" if isinstance(most, int) else "[0-9]{1,12}([.][0-9]{1,20})?", text):
         raise InputError(f"{name}={text[:40]!r} is not a number")
@@ -244,7 +244,8 @@ def plan_facts(
     width, height = s * cols.length, s * rows.length
     facts: dict[str, object] = {
         "fits": True, "text": labelled(plan.describe()), "note": labelled(plan.note),
-        "mode": "blended" if plan.tiled else "untiled", "fused": plan.fused, "spatial": s, "still": still,
+        "mode": "blended" if plan.tiled else "untiled", "fused": plan.fused and not plan.emulated,
+        "spatial": s, "still": still,
         "batch": batch, "frames": frames, "latents": latents, "width": width, "height": height,
         "tile_width": s * cols.size, "tile_height": s * rows.size, "tiles": len(plan.grid),
         "columns": [s * x for x in cols.starts], "rows": [s * y for y in rows.starts],

@@ -23,6 +23,7 @@ from ..engine.planning.budget import Machine
 from ..engine.planning.fusable import availability
 from ..engine.request import NATIVE_BLENDS
 from ..engine.runtime.pinned import POOL, forbid
+from .fit import unfit
 from .runs import PREVIEW_SIZE, Preview
 from .settings import obey
 
@@ -50,7 +51,7 @@ def sampled() -> Machine:
     if getattr(args, "disable_pinned_memory", False):
         forbid("--disable-pinned-memory")
     obey(args)
-    _machine = bare(mm.vae_device())
+    _machine = bare(_vae_device())
     return _machine
 
 
@@ -81,6 +82,10 @@ class HostPins:
 POOL.ledger = HostPins()
 
 
+def _vae_device() -> torch.device:
+    return torch.device("cpu") if unfit() else mm.vae_device()
+
+
 def bare(device: torch.device) -> Machine:
     """Return a device of this machine, with the host's figure of its memory."""
     return Machine.bare(device, None if device.type == "cpu" else mm.get_total_memory(device))
@@ -99,7 +104,7 @@ def forgets_files() -> bool:
 @functools.cache
 def unavailable() -> dict[str, str | None]:
     """Return optimisation -> why it has no effect here for the first family's VAE in its default precision, or None."""
-    device = mm.vae_device()
+    device = _vae_device()
     return availability(device, DEFAULT.name, None, PRECISIONS[auto_precision(device, DEFAULT)])
 
 

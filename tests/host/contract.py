@@ -33,14 +33,15 @@ PYTHON = [
         comfy_api.latest.io.String.Input comfy_api.latest.io.String.Output comfy_api.latest.io.Vae.Input
         comfy_api.latest.io.Vae.Output comfy_api.latest.io.Video.Input comfy_api.latest.io.Video.Output
         comfy_api.latest.io.Audio.Input comfy_api.latest.ui comfy_execution.utils.get_executing_context folder_paths
-        comfy_api.latest.io.Audio.Output comfy.model_management.vae_device comfy.model_management.get_total_memory"""),
+        comfy_api.latest.io.Audio.Output"""),
     ("0.3.64", OWN_CODE, """comfy.model_management.load_models_gpu comfy.model_management.free_memory
         comfy.model_management.get_free_memory comfy.model_management.soft_empty_cache
         comfy.model_management.processing_interrupted
         comfy.model_management.throw_exception_if_processing_interrupted comfy.model_patcher.ModelPatcher.add_callback
         comfy.model_patcher.ModelPatcher.loaded_size comfy.model_patcher.ModelPatcher.partially_unload
-        comfy.sd.VAE.__init__ comfy.utils.ProgressBar"""),
-    ("0.3.64", NO_RUN, """comfy.model_management.current_loaded_models comfy.model_management.vae_offload_device
+        comfy.sd.VAE.__init__ comfy.utils.ProgressBar comfy.model_management.vae_device
+        comfy.model_management.get_total_memory comfy.model_management.vae_offload_device"""),
+    ("0.3.64", NO_RUN, """comfy.model_management.current_loaded_models
         comfy.patcher_extension.CallbacksMP.ON_DETACH comfy_api.latest.ui.PreviewImage
         comfy_api.latest.InputImpl.VideoFromFile comfy.cli_args.LatentPreviewMethod.NoPreviews
         comfy.cli_args.args.preview_method folder_paths.get_full_path_or_raise folder_paths.get_output_directory

@@ -223,17 +223,19 @@ class Comfy:
 
     def run(
         self, prompt: dict, at: str | None = None, do: Callable[[], None] | None = None, timeout: float = 300,
-        **extra: object,
+        only: Sequence[str] | None = None, **extra: object,
     ) -> Run:
         """Queue an API-format prompt and follow it to its end; `do` something at the first progress of node `at`.
 
-        extra: what the frontend sends besides, such as preview_method.
+        only: run no more than these outputs need. extra: what the frontend sends besides, such as preview_method.
         """
         client = uuid.uuid4().hex
         events = Socket(self.port, f"/ws?clientId={client}")
         try:
             try:
-                queued = self.post("/prompt", {"prompt": prompt, "client_id": client, "extra_data": extra})["prompt_id"]
+                asked = {"prompt": prompt, "client_id": client, "extra_data": extra}
+                asked |= {} if only is None else {"partial_execution_targets": list(only)}
+                queued = self.post("/prompt", asked)["prompt_id"]
             except urllib.error.HTTPError as refused:
                 return Run("invalid", error=refused.read().decode())
             run = Run("running")

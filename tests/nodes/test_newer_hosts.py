@@ -164,6 +164,10 @@ def renamed(comfy):
     del comfy.model_management.free_memory
 
 
+def no_device(comfy):
+    del comfy.model_management.vae_device
+
+
 def other_arguments(comfy):
     comfy.model_management.load_models_gpu = lambda models, budget=None: None
 
@@ -172,8 +176,10 @@ def no_vae(comfy):
     comfy.sd.VAE.refuses = ("pixel_space_vae", "taesd_decoder.1.weight")
 
 
-@pytest.mark.parametrize("change, why", [(renamed, "free_memory"), (other_arguments, "unexpected keyword argument"),
-                                         (no_vae, "ValueError: pixel_space is selected wrongly")])  # fmt: skip
+@pytest.mark.parametrize("change, why", [
+    (renamed, "free_memory"), (no_device, "vae_device"), (other_arguments, "unexpected keyword argument"),
+    (no_vae, "ValueError: pixel_space is selected wrongly"),
+])  # fmt: skip
 def test_an_unknown_host_runs_its_own_vae_and_says_so_once(pack, network, said, change, why):
     """By whichever node a VAE comes; no node fails for it."""
     change(pack.comfy)
@@ -183,7 +189,11 @@ def test_an_unknown_host_runs_its_own_vae_and_says_so_once(pack, network, said, 
     latent, report = pack.encode.Encode.execute(PIXELS, stock).args
     assert latent["samples"].shape == (1, 3, 5, 4, 6)
     assert "this pack does not know this version of ComfyUI" in report
-    assert pack.loader.Optimize.execute(stock).args[0] is stock
+    passed, report = pack.loader.Optimize.execute(stock).args
+    assert passed is stock and why in report
+    assert pack.services.machine().device.type == "cpu" and pack.widgets.options_from() is not None
+    question = pack.panel.Question(model="seedvr2_ema_vae", width=64, height=64)
+    assert pack.extension._answer(question) == {"unknown": True, "host": True, "model": question.model}
     loaded, report = pack.loader.Loader.execute("demo (small)").args
     assert type(loaded) is pack.comfy.sd.VAE and why in report and "ComfyUI's own code runs all VAEs" in report
     assert [why in line for line in said] == [True]

@@ -379,10 +379,26 @@ def test_several_gpus(monkeypatch, tiny):
     gpu, wish = Machine(torch.device("cuda", 0), 16 * GIB, 64 * GIB), {**tiny, "width": "64", "height": "64"}
     assert answer(Question.parse(wish), gpu)["gpus"] == 1
     assert answer(Question.parse(wish | {"gpus": "all"}), gpu)["gpus"] == 2
-    with pytest.raises(InputError, match="cuda:5 is not there"):
+    with pytest.raises(InputError, match=r"^GPUs \(gpus\): cuda:5 is not there"):
         answer(Question.parse(wish | {"gpus": "cuda:0,cuda:5"}), gpu)
     with pytest.raises(InputError, match="cuda:0"):
         answer(Question.parse(wish | {"gpus": "cuda:1"}), gpu)
+
+
+@pytest.mark.parametrize("precision", ["auto", "int8", "fp8"])
+def test_nothing_is_fused_on_a_cpu(precision):
+    """In 8 bit its reference operators run, in words that the panel has."""
+    found = answer(Question(model="seedvr2_ema_vae", width=64, height=64, frames=5, precision=precision), CPU)
+    assert not found["fused"] and "fused" not in found["text"] + found["kernels"]
+    in_8_bit = precision != "auto"
+    assert found["text"].startswith("reference operators, untiled, " if in_8_bit else "plain torch, untiled, ")
+    assert (found["kernels"], found["kernels_off"] == "") == ("reference operators" if in_8_bit else "", in_8_bit)
+
+
+@pytest.mark.parametrize("name, text", [("vram_gb", "-1"), ("vram_gb", "-0.5"), ("tile", "-8"), ("frames", "-1")])
+def test_values_below_0_are_called_so(name, text):
+    with pytest.raises(InputError, match=f"^{name}={text} is below 0: give 0 or more$"):
+        Question.parse({name: text})
 
 
 def test_winograd_takes_more(monkeypatch):

@@ -43,6 +43,16 @@ def test_what_does_not_fit_says_so_first():
         raise PlanError("raise vram_gb")
 
 
+def test_devices_are_named_by_their_widget():
+    """Whatever else a refusal says stays, and so do other errors."""
+    for said, shown in (("devices: cuda:9 is not there", "GPUs (gpus): cuda:9 is not there"),
+                        ("devices of different kinds", "GPUs (gpus) of different kinds"),
+                        ("two devices: none", "two devices: none"), ("tile=8 is too small", "tile=8 is too small")):
+        with pytest.raises(InputError) as found, fitting("decode"):
+            raise InputError(said)
+        assert str(found.value) == shown
+
+
 @pytest.mark.parametrize("tiling", ["everything", "", {"tiling": "Auto"}])
 def test_a_tiling_nobody_knows_is_an_error(tiling):
     with pytest.raises(InputError, match="is not known: use one of auto, untiled, exact, blended"):
