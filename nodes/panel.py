@@ -16,9 +16,11 @@ from ..engine.archs import Architecture, by_file, colours_of
 from ..engine.distributed.devices import resolve
 from ..engine.errors import Cancelled, ZeroWasteError
 from ..engine.kernels.cards import AUTO, CHOICES
+from ..engine.kernels.gpus import find
 from ..engine.loader import NAMES, PRECISIONS, named
 from ..engine.options import DEFAULTS, PLAIN_TILES, Options
 from ..engine.planning.budget import Machine
+from ..engine.planning.expected import Expected, expected
 from ..engine.planning.fused_walk import FusedWalk
 from ..engine.planning.make import without_weights
 from ..engine.planning.plan import Plan
@@ -222,10 +224,35 @@ def answer(
     if plan.bare and facts["kernels"]:
         facts |= {"kernels": "", "kernels_off": PLAIN_TILES}
     shown = plan_facts(plan, batch, latents, architecture, colours_of(config)[1], request.dtype)
+    if not (off or plan.tiled or plan.emulated):
+        model = here, architecture, config, precision
+        facts |= expected_facts(*model, (latents, height, width), batch, q.options)
     count, free = shown["batch"] * shown["frames"], None if machine.half_ram is None else 2 * machine.half_ram
     clip = shown["batch"] == 1 and not architecture.still
     short = crowded(count, int(shown["result_gb"] * GIB), free, clip)
     return {**shown, **facts, **raised_facts(plan), "crowded": short}
+
+
+def expected_facts(
+    device: torch.device, architecture: Architecture, config: object, precision: str, size: tuple[int, int, int],
+    batch: int, options: Options,
+) -> dict[str, float]:  # fmt: skip
+    """Return the seconds that a decode in whole frames is expected to take on this GPU, from and to: computed, and
+    empty where its operators were not timed at the ratio of such a card.
+
+    size: latents of each of `batch` clips, height and width in latent pixels."""
+    if device.type != "cuda":
+        return {}
+    try:
+        gpu = find(torch.cuda.get_device_name(device), "GPU").gpu
+    except InputError:
+        return {}
+    on = ["winograd"] if options.winograd else []
+    found = gpu and expected(gpu, architecture, config, "decoder", precision, *size, on)
+    if not isinstance(found, Expected):
+        return {}
+    return {"expected_low_s": batch * found.low * (1 - found.below),
+            "expected_high_s": batch * found.high * (1 + found.above)}  # fmt: skip
 
 
 def raised_facts(plan: Plan) -> dict[str, object]:

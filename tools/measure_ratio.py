@@ -18,10 +18,13 @@ import argparse
 import itertools
 import json
 import math
+import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -30,10 +33,15 @@ from typing import Any, NamedTuple
 
 import torch
 from zerowaste_vae.engine.archs import by_name
+from zerowaste_vae.engine.bench.calls import Spread
+from zerowaste_vae.engine.bench.profile import profile
 from zerowaste_vae.engine.bench.ratio import PLAIN, Ratio, ratio_of
+from zerowaste_vae.engine.bench.ratio.foreign import refuse_foreign
 from zerowaste_vae.engine.bench.ratio.run import prebuilt_form
 from zerowaste_vae.engine.bench.ratio.traffic import counting
 from zerowaste_vae.engine.bench.ratio.unit import factors, text
+from zerowaste_vae.engine.bench.speed_limit import work
+from zerowaste_vae.engine.bench.subject import copy_of, random_checkpoint, seeded_input
 from zerowaste_vae.engine.bench.timing import measure as timed
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, conv3d, pack_weight
 from zerowaste_vae.engine.kernels.gpus import RATES, find
@@ -46,11 +54,12 @@ from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.planning.launches import META, keys_of, needs, uniform
 from zerowaste_vae.engine.planning.launches import _walk as dry_run
+from zerowaste_vae.engine.tuning.kept import nvidia_smi
 
 ROOT = Path(__file__).resolve().parent.parent
 CARD = "RTX 5070 Ti"
-#: Calls of a case in each form after a first one; one more of the second form is profiled.
-RUNS = 3
+#: Timed calls of a case in each form, after a first one; one more of the second form is profiled.
+RUNS = 2
 #: k of sums in fp32 at which one kernel is timed, as shares of the card's.
 KNEE = (1.0, 2.0, 3.5)
 
@@ -96,7 +105,7 @@ CASES = (
     Case("seedvr2", "int8", 21, 1280, 720),
     Case("wan2.1", "bf16", 33, 1280, 720),
     Case("flux", "bf16", 1, 1024, 1024),
-    Case("ltx", "bf16", 121, 1280, 704),
+    Case("ltx", "bf16", 41, 1280, 704),
     Case("ltx-diffusion", "bf16", 41, 1280, 704),
     Case("ltx-diffusion", "int8", 41, 1280, 704),
     Case("seedvr2", "fp16_fast", 21, 1280, 720),
@@ -125,8 +134,10 @@ def main(argv: list[str] | None = None) -> int:
         one.add_argument("--cases", default="", help=f"of {', '.join(case.name for case in CASES)} (default: all)")
         one.add_argument("--folder", type=Path, required=True, help="of assembled code")
         one.add_argument("--ptxas", help="the assembler (default: Triton's)")
+        one.add_argument("--factors", metavar="F32,F16,S32", help="k of each kind, in place of the measured ones")
     commands.choices["assemble"].add_argument("--jobs", type=int, default=1, help="assemblers at once (default: 1)")
     one.add_argument("--out", type=Path, required=True, help="JSON to write")
+    one.add_argument("--no-knee", action="store_true", help="leave the knee out")
     one.add_argument("--title", default="", help="of the page's section")
     one.add_argument("--seconds", type=float, default=1e9, help="no case begins after so many")
     pages = commands.add_parser("page")
@@ -151,6 +162,7 @@ def assemble(args: argparse.Namespace, cases: list[Case]) -> int:
     rates = RATES["hopper"]
     ratio = Ratio(gpu, torch.device("cpu"), None, factors(rates, gpu.products), rates, 0.0, 132, args.folder,
                   args.ptxas)  # fmt: skip
+    ratio = chosen(ratio, args)
     for kind in rates:
         ratio.scaled(PLAIN).code(text(kind), f"products with {kind} sums")
     form, done = prebuilt_form(gpu, 90), set()
@@ -174,6 +186,7 @@ def measure(args: argparse.Namespace, cases: list[Case]) -> int:
     """Measure cases one after the other; what fails is written down, and the exit code is 1."""
     began = time.monotonic()
     ratio = replace(ratio_of(args.card, None, torch.device("cuda", 0), args.folder), tool=args.ptxas)
+    ratio = chosen(ratio, args)
     found: dict[str, Any] = {
         "title": args.title, "card": ratio.gpu.name, "rates": ratio.gpu.rates, "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name(0), "mhz": ratio.mhz, "processors": ratio.processors,
@@ -181,7 +194,7 @@ def measure(args: argparse.Namespace, cases: list[Case]) -> int:
         "form": prebuilt_form(ratio.gpu, 90), "cases": [],
     }  # fmt: skip
     print(json.dumps({k: v for k, v in found.items() if k != "cases"}), flush=True)
-    found["knee"] = list(knee(ratio))
+    found["knee"] = [] if args.no_knee else list(knee(ratio))
     for case in cases:
         if time.monotonic() - began > args.seconds:
             print(f"{case.name}: left out, {args.seconds:.0f} s are over", flush=True)
@@ -197,6 +210,13 @@ def measure(args: argparse.Namespace, cases: list[Case]) -> int:
         if "failed" in row and len(found["cases"]) == 1:
             return 1
     return int(any("failed" in row for row in found["cases"]))
+
+
+def chosen(ratio: Ratio, args: argparse.Namespace) -> Ratio:
+    """Return the ratio with the k of --factors, where that is given."""
+    if args.factors is None:
+        return ratio
+    return ratio.scaled(dict(zip(ratio.factors, map(float, args.factors.split(",")), strict=True)))
 
 
 def knee(ratio: Ratio) -> Iterator[dict[str, float]]:
@@ -224,34 +244,30 @@ def convolution(device: torch.device) -> Callable[[], object]:
 def decode(ratio: Ratio, case: Case) -> dict[str, Any]:
     """Time a decode with products as they are and at the ratio; the latter is profiled, too.
 
-    Raises: RuntimeError where the frames differ."""
+    Raises: RuntimeError where the frames differ; RatioError where torch's own libraries make products."""
     from zerowaste_vae import load
-    from zerowaste_vae.engine.bench.calls import Spread
-    from zerowaste_vae.engine.bench.profile import profile
-    from zerowaste_vae.engine.bench.ratio.foreign import refuse_foreign
-    from zerowaste_vae.engine.bench.speed_limit import work
-    from zerowaste_vae.engine.bench.subject import copy_of, random_checkpoint, seeded_input
 
     weights, row = random_checkpoint(architecture=by_name(case.family), device=ratio.device), {"case": case.name}
     for name, k in (("plain", PLAIN), ("ratio", ratio.factors)):
         with ratio.scaled(k).running() as here:
             vae = load(copy_of(weights), precision=case.precision, device=ratio.device)
             vae.options = vae.options.switched(on=case.on)
-            data, times = seeded_input(vae, "decoder", case.frames, case.width, case.height), []
+            data = seeded_input(vae, "decoder", case.frames, case.width, case.height)
             if name == "plain":
-                vae.decode(data)  # in 8 bit the first call measures ranges
-                size = vae.architecture.latents(case.frames), *(n // vae.spatial for n in (case.height, case.width))
-                whole = work(vae.architecture, vae.model.config, "decoder", *size).flop
-                refuse_foreign(partial(vae.decode, data), whole)
+                if case.precision == "int8":
+                    vae.decode(data)  # measures ranges
+                refuse_foreign(partial(vae.decode, data), whole(vae, case))
             else:
                 with counting() as fetched:
                     row["rows"] = rows(profile(vae, "decode", data, 1, fetched), case.frames)
+            times, clocks = [], []
             for _ in range(RUNS):
-                began = time.perf_counter()
-                frames = vae.decode(data)
-                torch.cuda.synchronize()
-                times.append(1e3 * (time.perf_counter() - began) / case.frames)
-            row[name] = vars(Spread.of(times))
+                with sampled(clocks):
+                    began = time.perf_counter()
+                    frames = vae.decode(data)
+                    torch.cuda.synchronize()
+                    times.append(1e3 * (time.perf_counter() - began) / case.frames)
+            row[name], row[f"{name}_mhz"] = vars(Spread.of(times)), statistics.median(clocks) if clocks else None
             row[f"{name}_digest"] = sha256((frames.float().cpu() + 0.0).numpy().tobytes()).hexdigest()[:12]
             row["ran"] = vae.last_report.kernels
             if here.words not in row["ran"]:
@@ -259,8 +275,33 @@ def decode(ratio: Ratio, case: Case) -> dict[str, Any]:
             vae.release()
             del vae, frames
     if row["plain_digest"] != row["ratio_digest"]:
-        raise RuntimeError(f"frames differ: {row}")
+        raise RuntimeError(f"frames differ: {row['plain_digest']} and {row['ratio_digest']}")
     return row
+
+
+def whole(vae: Any, case: Case) -> float:
+    """Return the FLOP of a case."""
+    size = vae.architecture.latents(case.frames), case.height // vae.spatial, case.width // vae.spatial
+    return work(vae.architecture, vae.model.config, "decoder", *size).flop
+
+
+@contextmanager
+def sampled(clocks: list[float]) -> Iterator[None]:
+    """Collect the GPU's clock (MHz, by nvidia-smi) while the block runs, but not its beginning and end."""
+    done, found = threading.Event(), []
+
+    def look() -> None:
+        while not done.is_set():
+            found.extend(float(line) for line in nvidia_smi("clocks.sm"))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        clocks += found[1:-1]
 
 
 def rows(found: Any, frames: int) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,13 @@ def measured(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def entry_of(found: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, Any]:
     """Return a decode's entry of the data: per frame, clocks of a processor in millions and GB."""
-    a = by_name(case["family"])
+    a, mhz = by_name(case["family"]), case.get("mhz", found["mhz"])
     total = sum(row["ms"] for row in case["rows"])
     rows: list[dict[str, Any]] = []
     rest: dict[bool, dict[str, Any]] = {}
     for row in case["rows"]:
         made = {"name": " ".join(filter(None, (row["operator"], row["stage"], row["what"]))),
-                "products": row["kind"] is not None, "clocks": row["ms"] * found["processors"] * found["mhz"] * 1e-3,
+                "products": row["kind"] is not None, "clocks": row["ms"] * found["processors"] * mhz * 1e-3,
                 "gb": row["gb"], "l2_gb": row["l2_gb"]}  # fmt: skip
         if row["ms"] >= _SMALL * total:
             rows.append(made)
@@ -65,21 +66,23 @@ def entry_of(found: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, Any
         "family": case["family"], "half": "decoder", "precision": case["precision"], "rates": found["rates"],
         "on": sorted(case["on"]), "frames": case["frames"],
         "latents": [a.latents(case["frames"]), case["height"] // a.spatial, case["width"] // a.spatial],
-        "source": f"operators timed at the ratio of {found['card']} on {found['gpu']}, {found['time']}",
-        "rows": rounded,
+        "source": found.get("source") or f"operators timed at the ratio of {found['card']} on {found['gpu']}, "
+        f"{found['time']}",
+        "host_ms": round(max(case["ratio"]["median"] - total, 0.0), 2), "rows": rounded,
     }  # fmt: skip
 
 
 def section(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of one file's section."""
     k, own = found["factors"], found["measured"]
-    rates = ", ".join(f"{own[kind]:.0f} {words} ({k[kind]:.2f} times {own[kind] / k[kind]:.0f})" for kind, words in
+    rates = ", ".join(f"{own[kind]:.0f} {words} (k {k[kind]:.2f})" for kind, words in
                       (("f32", "with fp32 sums"), ("f16", "with fp16 sums"), ("s32", "in int8")))  # fmt: skip
     yield f"### {found['title'] or 'Measured'}: at the ratio of {found['card']}"
     yield ""
-    yield (f"{found['gpu']} at {found['mhz']:.0f} MHz, PyTorch {found['torch']}, prebuilt set {found['form']}, "
-           f"{found['time']}. Multiply-adds a clock and processor by mma.sync: {rates}. Frames of both columns have "
-           "the same bits.")  # fmt: skip
+    about = (f"{found['gpu']} at {found['mhz']:.0f} MHz, PyTorch {found['torch']}, prebuilt set {found['form']}, "
+             f"{found['time']}. Multiply-adds a clock and processor by mma.sync: {rates}. Frames of both columns have "
+             "the same bits.")  # fmt: skip
+    yield from textwrap.wrap(about, 120)
     yield ""
     yield f"| decode | as it is, ms a frame | at the ratio | operators with products | computed for {found['card']} |"
     yield "|---|---|---|---|---|"
@@ -95,13 +98,15 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
                f"{computed(found, case)} |")  # fmt: skip
     if knee := found.get("knee"):
         yield ""
-        yield ("One 3x3x3 convolution of 128 channels (4x720x1280, fp16, residual and sums), ms at k: "
-               + ", ".join(f"{row['ms']:.2f} ({row['low']:.2f} to {row['high']:.2f}) at {row['k']:.2f}" for row in knee)
-               + ".")  # fmt: skip
+        each = (f"{row['ms']:.2f} ({row['low']:.2f} to {row['high']:.2f}) at {row['k']:.2f}" for row in knee)
+        words = "One 3x3x3 convolution of 128 channels (4x720x1280, fp16, residual and sums), ms at k: "
+        yield from textwrap.wrap(f"{words}{', '.join(each)}.", 120)
 
 
 def spread(figures: Mapping[str, float]) -> str:
-    """Format a median with its range."""
+    """Format a median with its range, where more than one call was kept."""
+    if figures["low"] == figures["high"]:
+        return f"{figures['median']:.1f}"
     return f"{figures['median']:.1f} ({figures['low']:.1f} to {figures['high']:.1f})"
 
 

@@ -79,8 +79,9 @@ def expected(
     products = asked.composed_flop / known.composed_flop
     growth = products, asked.values / known.values if known.values else products
     frames = architecture.frames(latents)
-    edges = [
-        found["frames"] * sum(_seconds(row, gpu, mhz, growth, late) for row in found["rows"])
+    edges = [  # what passes before the first operator and after the last is the host's
+        found["frames"] * (1e-3 * growth[1] * found["host_ms"]
+                           + sum(_seconds(row, gpu, mhz, growth, late) for row in found["rows"]))
         for mhz, late in ((max(gpu.mhz, gpu.real), False), (min(gpu.mhz, gpu.real), True))
     ]
     below, above = BARS[_KINDS.get(precision, "f32")]

@@ -177,8 +177,8 @@ def checked(found: Found, form: str | None, device: torch.device) -> Gpu:
     """Return the card. Raises InputError where a GPU cannot stand for it."""
     gpu, option = found.gpu, f"--ratio {found.name!r}"
     if gpu is None:
-        raise InputError(f"{option}: {found.why}: name a card whose processors, clock and products are known, such as "
-                         "RTX 5070 Ti")  # fmt: skip
+        raise InputError(f"{option}: {found.why or 'is a generation'}: name a card whose processors, clock and "
+                         "products are known, such as RTX 5070 Ti")  # fmt: skip
     if card(gpu.sm).native or not card(gpu.sm).forms:
         raise InputError(f"{option}: that card runs code of its own, not that of consumer cards")
     if form is not None and form != f"sm_{gpu.sm}":
