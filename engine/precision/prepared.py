@@ -76,8 +76,8 @@ def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
-        if out_of_memory(error):
-            raise
+        if out_of_memory(error) and not isinstance(error, MemoryError):
+            raise  # the device's memory, which a leaner plan may need less of
         return _unusable(path, before, f"not usable ({type(error).__name__})")
     for name, like in expected.items():
         upright = _upright(like)
