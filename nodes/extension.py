@@ -19,6 +19,7 @@ from . import files
 from .compare import Compare
 from .decode import Decode, DecodeToVideo
 from .encode import Encode, EncodeFromVideo
+from .fit import unfit
 from .host import ComfyExtension, io
 from .loader import DemoClip, Loader, Optimize
 from .panel import KNOWN, TUNER, Question, answer
@@ -96,6 +97,8 @@ async def plan(request: web.Request) -> web.Response:
 # The mode in which the host runs nodes: without it a dry run sees other operators, and another peak.
 @torch.inference_mode()
 def _answer(question: Question) -> dict[str, object]:
+    if unfit():
+        return {"unknown": True, "host": True, "model": question.model}
     with log.silent():
         files.learn_checkpoint(question.model)
         return answer(question, machine(), native_blend)

@@ -16,18 +16,22 @@ from ..engine.archs import Architecture, by_file, colours_of
 from ..engine.distributed.devices import resolve
 from ..engine.errors import Cancelled, ZeroWasteError
 from ..engine.kernels.cards import AUTO, CHOICES
+from ..engine.kernels.gpus import find
 from ..engine.loader import NAMES, PRECISIONS, named
-from ..engine.options import DEFAULTS, Options
+from ..engine.options import DEFAULTS, PLAIN_TILES, Options
 from ..engine.planning.budget import Machine
+from ..engine.planning.expected import Expected, expected
 from ..engine.planning.fused_walk import FusedWalk
 from ..engine.planning.make import without_weights
 from ..engine.planning.plan import Plan
 from ..engine.request import NATIVE_BLENDS, OVERLAP, TILINGS, Request
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.system.memory import GIB
+from ..engine.system.words import REFERENCE
 from ..engine.tuning import kept
 from ..engine.tuning.tune import tune, why_not
-from .reports import labelled
+from .frames import crowded
+from .reports import labelled, naming_gpus
 
 #: Largest values a question may hold; sizes in pixels, memory in GB.
 LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 4096, "tile": 16384, "overlap": 16384,
@@ -93,6 +97,8 @@ def _value(name: str, text: str) -> str | float | int:
         raise InputError(f"{name[:40]!r} is not one of on, off, {', '.join((*_TEXTS, *_CHOICES, *LIMITS))}")
     most, least = LIMITS[name], 8 if name in ("width", "height") else 1 if name in ("frames", "batch") else 0
     # int() and float() also take underscores, other scripts' digits and any length.
+    if re.fullmatch("-[0-9.]{0,15}[1-9][0-9.]{0,15}", text):
+        raise InputError(f"{name}={text} is below 0: give 0 or more")
     if not re.fullmatch("[0-9]{1,12}" if isinstance(most, int) else "[0-9]{1,12}([.][0-9]{1,20})?", text):
         raise InputError(f"{name}={text[:40]!r} is not a number")
     value = type(most)(text)
@@ -179,7 +185,8 @@ def answer(
     if network is None:
         return {"unknown": True, "host": loaded, "model": question.model}
     (architecture, config), here, q = network, machine.device, question
-    devices = resolve(q.gpus, here)
+    with naming_gpus():
+        devices = resolve(q.gpus, here)
     if here not in devices:
         raise InputError(f"ComfyUI runs this VAE on {here}: name that GPU too, or all")
     asked, plain = named(q.precision, here, architecture, q.model in KNOWN.quantised)
@@ -212,8 +219,40 @@ def answer(
     except PlanError as error:
         sides = {"width": architecture.spatial * width, "height": architecture.spatial * height}
         return {"fits": False, "text": labelled(str(error)), "frames": q.frames, "batch": q.batch, **sides, **facts}
+    if plan.reference:
+        facts["kernels"] = REFERENCE
+    if plan.bare and facts["kernels"]:
+        facts |= {"kernels": "", "kernels_off": PLAIN_TILES}
     shown = plan_facts(plan, batch, latents, architecture, colours_of(config)[1], request.dtype)
-    return {**shown, **facts, **raised_facts(plan)}
+    if not (off or plan.tiled or plan.emulated):
+        model = here, architecture, config, precision
+        facts |= expected_facts(*model, (latents, height, width), batch, q.options)
+    count, free = shown["batch"] * shown["frames"], None if machine.half_ram is None else 2 * machine.half_ram
+    clip = shown["batch"] == 1 and not architecture.still
+    short = crowded(count, int(shown["result_gb"] * GIB), free, clip)
+    return {**shown, **facts, **raised_facts(plan), "crowded": short}
+
+
+def expected_facts(
+    device: torch.device, architecture: Architecture, config: object, precision: str, size: tuple[int, int, int],
+    batch: int, options: Options,
+) -> dict[str, float]:  # fmt: skip
+    """Return the seconds that a decode in whole frames is expected to take on this GPU, from and to: computed, and
+    empty where its operators were not timed at the ratio of such a card.
+
+    size: latents of each of `batch` clips, height and width in latent pixels."""
+    if device.type != "cuda":
+        return {}
+    try:
+        gpu = find(torch.cuda.get_device_name(device), "GPU").gpu
+    except InputError:
+        return {}
+    on = ["winograd"] if options.winograd else []
+    found = gpu and expected(gpu, architecture, config, "decoder", precision, *size, on)
+    if not isinstance(found, Expected):
+        return {}
+    return {"expected_low_s": batch * found.low * (1 - found.below),
+            "expected_high_s": batch * found.high * (1 + found.above)}  # fmt: skip
 
 
 def raised_facts(plan: Plan) -> dict[str, object]:
@@ -232,7 +271,8 @@ def plan_facts(
     width, height = s * cols.length, s * rows.length
     facts: dict[str, object] = {
         "fits": True, "text": labelled(plan.describe()), "note": labelled(plan.note),
-        "mode": "blended" if plan.tiled else "untiled", "fused": plan.fused, "spatial": s, "still": still,
+        "mode": "blended" if plan.tiled else "untiled", "fused": plan.fused and not plan.emulated,
+        "spatial": s, "still": still,
         "batch": batch, "frames": frames, "latents": latents, "width": width, "height": height,
         "tile_width": s * cols.size, "tile_height": s * rows.size, "tiles": len(plan.grid),
         "columns": [s * x for x in cols.starts], "rows": [s * y for y in rows.starts],

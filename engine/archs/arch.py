@@ -23,6 +23,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 Widths = tuple[int, ...]
 #: Groups of most published networks' norms; files with another number give it in their metadata (norm_num_groups).
 DEFAULT_GROUPS = 32
+#: Name in a checkpoint's metadata of the JSON text that lies beside its file, in files under diffusers' names.
+BESIDE = "config.json"
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,8 @@ class Architecture:
     prepared: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     #: Parameters that stay in fp32 whatever the type of the others.
     wide: tuple[str, ...] = ()
+    #: A regular expression for names of tensors that its files may have, on which no frame and no latent depends.
+    unused: str = r"(?!)"
 
     def activations(self, asked: str, half_sums: bool) -> str:
         """Return the type of activations, "fp16" or "bf16", of an approximate precision such as "int8".

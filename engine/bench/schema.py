@@ -136,8 +136,10 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows begin files with a mark
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (ValueError, OSError, RecursionError) as error:
-        raise InputError(f"{path}: is no JSON ({getattr(error, 'strerror', None) or error})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is no JSON ({error})") from error
 
 
 def check(found: Any, name: str) -> None:

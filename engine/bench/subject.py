@@ -47,7 +47,9 @@ def read_weights(weights: str) -> Checkpoint:
     return read_checkpoint(demo_vae_path() if weights == DEMO else Path(weights))
 
 
-def random_checkpoint(config: Any = None, seed: int = 0, architecture: Architecture = DEFAULT) -> Checkpoint:
+def random_checkpoint(
+    config: Any = None, seed: int = 0, architecture: Architecture = DEFAULT, device: torch.device | None = None
+) -> Checkpoint:  # fmt: skip
     """Return seeded fp16 weights of a family's network, drawn by its `Draws`.
 
     Time and memory are those of real weights.
@@ -56,16 +58,19 @@ def random_checkpoint(config: Any = None, seed: int = 0, architecture: Architect
         config: sizes of the network; None for the published ones.
         seed: of the random numbers.
         architecture: the family.
+        device: where they are drawn (None: a CPU); the values are other ones on each kind of device.
     """
     published = architecture.published
     config = config or published.config
     with torch.device("meta"):
         state = architecture.build(config).state_dict()
-    generator, draws = torch.Generator().manual_seed(seed), published.draws
+    where = device or torch.device("cpu")
+    generator, draws = torch.Generator(where).manual_seed(seed), published.draws
     fixed = {name: torch.tensor(values, dtype=torch.float32, device="cpu") for name, values in draws.fixed}
     tensors = {name: values.expand(state[name].shape).contiguous() for name, values in fixed.items()}
     for name in sorted(state.keys() - tensors):
-        tensors[name] = _drawn(name, torch.randn(state[name].shape, generator=generator, **CPU), draws).half()
+        drawn = torch.randn(state[name].shape, generator=generator, dtype=torch.float32, device=where)
+        tensors[name] = _drawn(name, drawn, draws).half()
     metadata = {} if config.norm_groups is None else {"norm_num_groups": str(config.norm_groups)}
     return Checkpoint(tensors, metadata | dict(published.metadata if config == published.config else {}))
 

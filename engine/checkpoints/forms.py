@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..errors import one_line
 from ..kernels.tokens import hadamard
 from ..network.codes import Codes
 from .reading import failure
@@ -82,8 +83,9 @@ class Stored:
         group = self.fact("convrot_groupsize", _GROUP)
         sizes = [4**i for i in range(1, 8)]
         if type(group) is not int or group not in sizes or weight.shape[1] % group:
-            raise failure(self.path, f"{self.name} {tuple(weight.shape)} cannot be rotated in groups of {group!r} "
-                                     "columns: they are powers of 4 that divide them")  # fmt: skip
+            raise failure(self.path, f"{self.name} {tuple(weight.shape)} cannot be rotated in groups of "
+                                     f"{one_line(repr(group), 40)} columns: they are powers of 4 that divide "
+                                     "them")  # fmt: skip
         return (weight.view(len(weight), -1, group) @ hadamard(group)).view(weight.shape)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import BinaryIO
 
 import torch
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, one_line
 from ..log import info
 from ..system.finite import all_finite
 
@@ -25,12 +24,6 @@ LOG_AFTER_SECONDS = 5.0
 READ_CHUNK = 16 << 20
 
 ProgressCallback = Callable[[int, int], None]
-
-
-def one_line(text: str, limit: int = 300) -> str:
-    """Return `text` with control characters (line breaks too) replaced, cut to `limit` characters."""
-    clean = "".join("?" if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") else c for c in text[: limit + 1])
-    return clean if len(clean) <= limit else clean[:limit] + "…"
 
 
 def failure(path: Path, message: str) -> CheckpointError:

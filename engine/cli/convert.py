@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, one_line
 from .running import progress
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ def _print(result: Conversion, args: argparse.Namespace) -> None:
     if args.details:
         for name, kind in result.types.items():
             error = result.errors.get(name)
-            print(f"{kind:5} {name}: " + ("equal" if error is None else f"relative RMS error {error:.2e}"))
+            how = "equal" if error is None else f"relative RMS error {error:.2e}"
+            print(f"{kind:5} {one_line(name, 100)}: {how}")
     for line in result.summary():
         print(line)
     before = args.source.stat().st_size

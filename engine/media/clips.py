@@ -20,8 +20,9 @@ import torch
 
 from .. import log
 from ..errors import InputError
+from .animations import Animation, animated
 from .pictures import SUFFIXES, is_picture, read_picture
-from .streams import ENOUGH, HEAD, Decoded, Pace, announced, chosen, is_text, surprises
+from .streams import ENOUGH, HEAD, Decoded, Pace, announced, chosen, is_text, readable, surprises, usual
 from .to_rgb import ToRgb, UnreadColours
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Clip:
         self.name = str(source) if isinstance(source, (str, Path)) else "the video"
         self.fps, self.count, self.colours = DEFAULT_FPS, None, colours
         self._images: list[Path] | None = None
+        self._animation: Animation | None = None
         if isinstance(self._source, Path):
             if self._source.is_dir():
                 self._images = _images_in(self._source)
@@ -62,10 +64,17 @@ class Clip:
                 raise InputError(f"{source}: no such file or folder")
             elif not self._source.is_file():  # a source is opened more than once
                 raise InputError(f"{source}: is a pipe or a device; write it to a file first")
-            elif is_picture(self._source):
-                self._images = [self._source]
+            else:
+                with readable(self.name):
+                    seconds = animated(self._source)
+                if seconds:
+                    self._animation = Animation(self._source, seconds)
+                elif is_picture(self._source):
+                    self._images = [self._source]
         if self._images is not None:
             self.count = len(self._images)
+        elif self._animation is not None:
+            self.count, self.fps = self._animation.count, usual(self._animation.fps)
         else:
             with self._open() as (_, stream):
                 self.fps = Fraction(stream.average_rate or stream.guessed_rate or DEFAULT_FPS)
@@ -79,12 +88,24 @@ class Clip:
 
     def integers(self) -> Iterator[np.ndarray]:
         """Yield frames [H, W, colours], uint8 or uint16."""
+        if self._animation is not None:
+            return self._from_animation(self._animation)
         return self._from_video() if self._images is None else self._from_images(self._images)
 
+    def _from_animation(self, animation: Animation) -> Iterator[np.ndarray]:
+        if animation.varies:
+            log.once(f"{self.name}: {self._varies()}")
+        tell = Kinds()
+        yield from animation.frames(self.colours, lambda line: tell(line, f"{self.name}: "))
+
+    def _varies(self) -> str:
+        return (f"its frame rate varies; every frame is taken as it comes, {float(self.fps):g} a second: sound may run "
+                "ahead of the picture or behind it")  # fmt: skip
+
     def _from_images(self, files: list[Path]) -> Iterator[np.ndarray]:
-        first = None
+        first, tell = None, Kinds()
         for file in files:
-            pixels = read_picture(file, self.colours)
+            pixels = read_picture(file, self.colours, lambda line, file=file: tell(line, f"{file}: "))
             first = (pixels.shape, pixels.itemsize) if first is None else first
             if pixels.shape != first[0]:
                 size, expected = (f"{p[1]}x{p[0]}" for p in (pixels.shape, first[0]))
@@ -100,7 +121,7 @@ class Clip:
     def _from_video(self) -> Iterator[np.ndarray]:
         import av
 
-        read, pace, short = 0, Pace(), None
+        read, pace, short, tell = 0, Pace(), None, Kinds()
         try:
             with self._open() as (container, stream):
                 stream.thread_type = "AUTO"
@@ -114,12 +135,10 @@ class Clip:
                     read += 1
                     for line in (decoded.trouble, to_rgb.trouble):
                         if line:
-                            log.once(f"{self.name}: frame {read - 1} {line}")
+                            tell(line, f"{self.name}: frame {read - 1} ")
                     # An AVI has one rate and stores frames in decoding order, which is not the order of display.
                     if container.format.name != "avi" and pace.breaks(frame):
-                        log.warn(f"{self.name}: its frame rate varies; every frame is taken as it comes, "
-                                 f"{float(self.fps):g} a second: sound may run ahead of the picture or "
-                                 "behind it")  # fmt: skip
+                        log.warn(f"{self.name}: {self._varies()}")
                     if read == ENOUGH:
                         self._believe(pace)
                     yield pixels
@@ -156,7 +175,7 @@ class Clip:
         import av
 
         if isinstance(self._source, Path):
-            with open(self._source, "rb") as file:
+            with readable(self.name), open(self._source, "rb") as file:
                 head = file.read(HEAD)
         else:
             self._source.seek(0)
@@ -171,6 +190,21 @@ class Clip:
                 yield container, chosen(container, self.name)
         except av.FFmpegError as error:
             raise InputError(f"{self.name}: cannot be read as a video ({error.strerror})") from error
+
+
+class Kinds:
+    """Logs a line for each kind of event in a clip: the first of those that differ in numbers alone, whatever the
+    number of frames."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, line: str, before: str = "") -> None:
+        """before: the beginning of the line, which names the file or the frame."""
+        kind = re.sub(r"\d+", "", line)
+        if kind not in self._said:
+            self._said.add(kind)
+            log.once(before + line)
 
 
 def read_video(path: str | Path, max_frames: int | None = None) -> tuple[torch.Tensor, Fraction]:

@@ -90,7 +90,7 @@ def check_tile(tile: int, overlap: int, scale: int) -> None:
     if tile < 0 or 0 < tile < least:
         raise InputError(f"tile={tile} is too small: use at least {least} pixels, or 0 for automatic")
     if overlap < 0:
-        raise InputError(f"overlap={overlap} is negative: use 0 or more pixels")
+        raise InputError(f"overlap={overlap} is below 0: use 0 or more pixels")
     if tile and overlap >= tile:
         raise InputError(f"overlap={overlap} must be smaller than tile={tile}")
 

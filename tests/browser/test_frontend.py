@@ -243,7 +243,7 @@ def test_optimize_shows_two_widgets_and_the_rest_behind_one_switch(browser, comf
     assert toggles["triton_fusion"] and not toggles["fp8"]
     find = f"app.graph.nodes.find((n) => String(n.id) === '{optimize['id']}')"
     if renderer == "canvas":
-        shown = f"{find}.widgets.filter((w) => !w.hidden).map((w) => w.name)"
+        shown = f"{find}.widgets.filter((w) => {find}.isWidgetVisible(w)).map((w) => w.name)"
         assert browser("js", source=shown) == ["precision", "vram_gb", "expert", "tune"]
         small = browser("js", source=f"{find}.size[1]")
         browser("js", source=f"{find}.widgets.find((w) => w.name === 'expert').callback()")

@@ -7,7 +7,7 @@ import torch
 from zerowaste_vae.engine import InputError
 from zerowaste_vae.engine.archs import ARCHITECTURES, DEFAULT, svd
 from zerowaste_vae.engine.media import latent_note
-from zerowaste_vae.nodes.frames import ANY_VAE, CLIP_SIZE, VAE_NOTE, Layout, check_maker, strange
+from zerowaste_vae.nodes.frames import ANY_VAE, CLIP_SIZE, VAE_NOTE, Layout, check_maker, held, strange
 
 #: 4n + 1 frames, sides of 16 pixels.
 LAYOUT = Layout(DEFAULT, 16, 3)
@@ -142,3 +142,13 @@ def test_a_batch_that_is_one_clip():
     assert layout.clip_size(1, 5, 17, 24) == layout.pixel_size(torch.Size((5, 3, 17, 24))) == (1, 5, 2, 3)
     with pytest.raises(InputError, match=r"decodes latents \[T, 4, h, w\], not \[5, 16, 2, 3\]"):
         layout.latent(torch.rand(5, 16, 2, 3))
+
+
+def test_memory_that_the_system_does_not_grant_is_an_error_with_the_way_out():
+    """In place of an allocator's words."""
+    shape = 1, 1 << 20, 1 << 15, 1 << 15, 3
+    with pytest.raises(InputError, match=r"1048576 frames take .*: use Zero-Waste Decode to Video"):
+        held(shape, torch.float32, True)
+    with pytest.raises(InputError, match=r"1048576 images take .*: decode fewer at a time"):
+        held(shape, torch.float32, False)
+    assert held((1, 2, 3, 4, 3), torch.float16, True).shape == (1, 2, 3, 4, 3)

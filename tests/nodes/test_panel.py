@@ -120,6 +120,19 @@ def test_answer_for_odd_sizes(tiny):
     assert found["result_gb"] == 13 * 48 * 56 * 3 * 4 / GIB
 
 
+def test_frames_that_host_memory_cannot_hold_are_told(tiny):
+    """With the way out, which pictures do not have."""
+    wish = {**tiny, "width": "64", "height": "48"}
+    found = answer(Question.parse({**wish, "frames": "100000"}), Machine(CPU.device, None, GIB // 2))
+    why = found["crowded"]
+    assert found["fits"] and "GB of host memory and 1.00 GB are free: use Zero-Waste Decode to Video" in why
+    assert answer(Question.parse({**wish, "frames": "100"}), Machine(CPU.device, None, GIB // 2))["crowded"] == ""
+    assert answer(Question.parse({**wish, "frames": "100000"}), Machine(CPU.device, None, None))["crowded"] == ""
+    pictures = {"model": "flux/ae.safetensors", "width": "640", "height": "480", "frames": "1", "batch": "4096"}
+    why = answer(Question.parse(pictures), CPU)["crowded"]
+    assert why == "4096 images take 14.06 GB of host memory and 8.00 GB are free: decode fewer at a time"
+
+
 def test_transparency_counts_as_a_colour():
     widths = (16, 16, 32, 32)
     question = {"model": "colours", "width": "64", "height": "64", "frames": "5"}
@@ -366,10 +379,26 @@ def test_several_gpus(monkeypatch, tiny):
     gpu, wish = Machine(torch.device("cuda", 0), 16 * GIB, 64 * GIB), {**tiny, "width": "64", "height": "64"}
     assert answer(Question.parse(wish), gpu)["gpus"] == 1
     assert answer(Question.parse(wish | {"gpus": "all"}), gpu)["gpus"] == 2
-    with pytest.raises(InputError, match="cuda:5 is not there"):
+    with pytest.raises(InputError, match=r"^GPUs \(gpus\): cuda:5 is not there"):
         answer(Question.parse(wish | {"gpus": "cuda:0,cuda:5"}), gpu)
     with pytest.raises(InputError, match="cuda:0"):
         answer(Question.parse(wish | {"gpus": "cuda:1"}), gpu)
+
+
+@pytest.mark.parametrize("precision", ["auto", "int8", "fp8"])
+def test_nothing_is_fused_on_a_cpu(precision):
+    """In 8 bit its reference operators run, in words that the panel has."""
+    found = answer(Question(model="seedvr2_ema_vae", width=64, height=64, frames=5, precision=precision), CPU)
+    assert not found["fused"] and "fused" not in found["text"] + found["kernels"]
+    in_8_bit = precision != "auto"
+    assert found["text"].startswith("reference operators, untiled, " if in_8_bit else "plain torch, untiled, ")
+    assert (found["kernels"], found["kernels_off"] == "") == ("reference operators" if in_8_bit else "", in_8_bit)
+
+
+@pytest.mark.parametrize("name, text", [("vram_gb", "-1"), ("vram_gb", "-0.5"), ("tile", "-8"), ("frames", "-1")])
+def test_values_below_0_are_called_so(name, text):
+    with pytest.raises(InputError, match=f"^{name}={text} is below 0: give 0 or more$"):
+        Question.parse({name: text})
 
 
 def test_winograd_takes_more(monkeypatch):

@@ -33,14 +33,24 @@ def test_reasons_of_families_in_chinese(architecture):
 
 
 def test_counts():
-    text = "1 latent(s) per chunk, 2 latent(s), 1 frames of 64x1 frames, 21 frames, 1.1 frames, 0 clip(s)"
-    assert counted(text) == "1 latent per chunk, 2 latents, 1 frame of 64x1 frames, 21 frames, 1.1 frames, 0 clips"
+    text = "1 latents per chunk, 1 frames of 64x1 frames, 21 frames, 1.1 frames, 0 clips"
+    assert counted(text) == "1 latent per chunk, 1 frame of 64x1 frames, 21 frames, 1.1 frames, 0 clips"
 
 
 def test_what_does_not_fit_says_so_first():
     first = r"^This encode does not fit into its memory limit\. raise VRAM limit"
     with pytest.raises(PlanError, match=first), fitting("encode"):
         raise PlanError("raise vram_gb")
+
+
+def test_devices_are_named_by_their_widget():
+    """Whatever else a refusal says stays, and so do other errors."""
+    for said, shown in (("devices: cuda:9 is not there", "GPUs (gpus): cuda:9 is not there"),
+                        ("devices of different kinds", "GPUs (gpus) of different kinds"),
+                        ("two devices: none", "two devices: none"), ("tile=8 is too small", "tile=8 is too small")):
+        with pytest.raises(InputError) as found, fitting("decode"):
+            raise InputError(said)
+        assert str(found.value) == shown
 
 
 @pytest.mark.parametrize("tiling", ["everything", "", {"tiling": "Auto"}])

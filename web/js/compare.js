@@ -18,6 +18,7 @@ const kept = new PerNode();
  * when another result is there.
  */
 export function comparison(node, facts, changed) {
+  if (!window.LiteGraph.registered_node_types.ZeroWasteVAECompare) return { result: [], button: [] }; // a host may leave it out
   const found = kept.of(node);
   const result = found?.parts ? [el("div", { class: "zerowaste-section zerowaste-compare" }, ...found.parts)] : [];
   const running = found && !found.parts;
@@ -84,7 +85,7 @@ async function finished(id) {
 }
 
 async function json(path) {
-  return (await api.fetchApi(path)).json();
+  return (await api.fetchApi(path, { timeoutMs: null })).json();
 }
 
 function isQueued(queue, id) {

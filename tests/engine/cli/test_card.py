@@ -103,3 +103,49 @@ def test_projected_onto_card(capsys, monkeypatch, tmp_path):
     assert [[card.name for card in cards] for cards in seen] == [["RTX 5070 Ti", "RTX 4090", "RTX 3090"], ["RTX 4090"]]
     assert main(["bench", "report", "x.json", "--card", "H200"]) == 2
     assert "its peaks are not kept here; there are those of RTX 5070 Ti" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("card", "targets"), [("5070ti", [13.0]), ("RTX 5060 Ti", [6.5, 13.0]), ("3090", [19.5])])
+def test_a_cards_memory_is_the_target(capsys, card, targets):
+    """81.25 % of it, of each size that the card is sold with; a named target comes first."""
+    plan = json.loads(said(capsys, "plan", "--size", "640x352", "--card", card, "--json"))
+    assert [row["target_gb"] for row in plan["plans"]] == pytest.approx(targets)
+    named = json.loads(said(capsys, "plan", "--size", "640x352", "--card", card, "--vram-gb", "5", "--json"))
+    assert [row["target_gb"] for row in named["plans"]] == [5.0]
+
+
+def test_plan_states_the_expected_time(capsys):
+    """In seconds for the clip, said to be computed; more on a card of fewer processors."""
+    times = []
+    for card in ("RTX 5070 Ti", "rtx 5070"):
+        text = said(capsys, "plan", "--size", "1280x720", "--card", card)
+        line = next(line for line in text.splitlines() if line.startswith("expected "))
+        assert "computed, not measured on it" in line and line.endswith("for 1280x720x81")
+        times.append([float(word) for word in line.split()[1:4:2]])
+    assert 10 < times[0][0] < times[0][1] < 25 and times[1][0] > 1.3 * times[0][0]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--precision", "fp8"], "not timed: seedvr2 fp8 decoder at the ratio of cards like the RTX 5070 Ti"),
+    (["--encode"], "not timed: seedvr2 fp16 encoder"), (["--weights", "mochi"], "not timed: mochi fp16 decoder"),
+])  # fmt: skip
+def test_what_was_not_timed_is_said(capsys, arguments, words):
+    text = said(capsys, "plan", "--size", "640x352", "--card", "RTX 5070 Ti", *arguments)
+    assert words in text and "expected" not in text
+
+
+def test_laptops_need_a_target(capsys):
+    """Nothing is guessed for a GPU whose figures are not known."""
+    assert main(["plan", "--size", "640x352", "--card", "RTX 5090 Laptop GPU"]) == 2
+    error = capsys.readouterr().err
+    assert "makers set a laptop GPU's clock and power" in error and "--vram-gb" in error and error.count("\n") == 1
+    text = said(capsys, "plan", "--size", "640x352", "--card", "RTX 5090 Laptop GPU", "--vram-gb", "19.5")
+    assert "on RTX 5090 Laptop GPU, sm_120 (projected, not measured): prebuilt kernels, set D" in text
+    assert "expected" not in text and "not timed" not in text
+
+
+def test_info_gives_a_cards_figures_and_times(capsys):
+    text = said(capsys, "info", "--weights", "seedvr2", "--card", "rtx5070 ti")
+    assert "70 processors, 2452 MHz listed, about 2760 under load, 16 GB at 896 GB/s" in text
+    assert "fp16: expected " in text and "fp8: not timed" in text
+    assert "no time is computed, and plans need --vram-gb" in said(capsys, "info", "--card", "RTX PRO 4500")

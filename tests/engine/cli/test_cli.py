@@ -125,7 +125,7 @@ def test_quiet_prints_nothing(run, latent):
 def test_a_batch_needs_a_choice_for_a_clip(run, vae, noise):
     write_latent("l.safetensors", noise(3, 16, 1, 2, 2))
     one_error(run("decode", "l.safetensors", "a.mp4", "--vae", "{vae}"), "holds 3 clips", "--item")
-    one_error(run("decode", "l.safetensors", "a.mp4", "--vae", "{vae}", "--item", 3), "--item 3", "3 clip(s)")
+    one_error(run("decode", "l.safetensors", "a.mp4", "--vae", "{vae}", "--item", 3), "--item 3", "3 clips")
     assert run("decode", "l.safetensors", "frames", "--vae", "{vae}", "--item", 1)[0] == 0
     expected = vae.decode(read_latent("l.safetensors")[1:2], output="uint8")
     assert torch.equal(read_video("frames")[0].mul(255).round().byte(), expected[0])
@@ -240,14 +240,19 @@ def test_bad_videos(run, tmp_path, make_vae_file):
 
 
 def test_a_failing_disk_is_one_line(run, latent, monkeypatch):
+    """What is complete, and cannot get its name, stays; the line names it."""
     def full(source, target):
         raise OSError(28, "No space left on device", str(target))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
-        for name in ("frames", "a.safetensors"):
-            one_error(run("decode", latent, name, "--vae", "{vae}"), name, "No space left on device")
+        one_error(run("decode", latent, "frames", "--vae", "{vae}"), "frames", "No space left on device")
         assert [f.name for f in latent.parent.iterdir()] == [latent.name]
+        said = run("decode", latent, "a.safetensors", "--vae", "{vae}")
+        (whole,) = [f for f in latent.parent.iterdir() if f != latent]
+        one_error(said, "a.safetensors", "No space left on device", f"the finished one is {whole.name}")
+        assert load_file(whole)["frames"].shape[-1] == 3
+        whole.unlink()
         code, out, err = run("decode", latent, "a.mp4", "--vae", "{vae}")
         kept, line = err.splitlines()
         assert (code, out) == (2, "") and "a.mp4: cannot be written (No space left on device)" in line

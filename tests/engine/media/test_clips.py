@@ -1,5 +1,9 @@
 """Clips written and read back: colours, sizes, order, and every kind of damaged input."""
 
+import builtins
+import errno
+import io
+import os
 import subprocess
 import sys
 from fractions import Fraction
@@ -297,3 +301,20 @@ print((status("VmHWM") - before) / frames.nbytes)
     command = [sys.executable, "-c", program, tmp_path / "a.mp4"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert float(done.stdout) < 1.4  # the frames as uint8 are a quarter; a second float copy would make it 2
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.png", "a.webp"])
+def test_a_file_that_cannot_be_read_is_no_damaged_one(tmp_path, monkeypatch, name):
+    """The system's error, with the file's name."""
+
+    class Failing(io.FileIO):
+        def read(self, *_):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / name).write_bytes(b"\0" * 100)
+    opened = builtins.open
+    monkeypatch.setattr(
+        builtins, "open", lambda path, *a, **k: Failing(path) if str(path).endswith(name) else opened(path, *a, **k)
+    )
+    with pytest.raises(InputError, match=rf"{name}: cannot be read \({os.strerror(errno.EIO)}\)"):
+        Clip(tmp_path / name)
