@@ -17,6 +17,7 @@ from ..calibration.mixed import Mixed
 from ..checkpoints.source import Source
 from ..errors import InputError
 from ..kernels.targets import Target
+from ..network import codes
 from ..options import DEFAULTS, Options, unavailable, unused
 from ..planning.budget import Limits, Machine
 from ..planning.choice import Choices
@@ -64,7 +65,7 @@ class Core(Calls):
         #: Channels of an input pixel and of an output pixel.
         self.colours = colours_of(model.config)
         self.temporal, self.scale = architecture.temporal, architecture.scale
-        self._identify()
+        self._identify(later=not codes.there(model))
         self._separate()
         #: Callback that frees memory of other owners when a run finds none; None: there is none.
         self.on_pressure: Callable[[], None] | None = None

@@ -24,14 +24,21 @@ class Identity:
     """A model's weights as they were when this was made, and the store that is filed under their values.
 
     patches: the changes that a host has laid over the weights for a time, in its own terms; None: none. For patched
-    weights, and for weights that came from no file (path None), nothing is kept beyond this object's life.
+    weights, and for weights that came from no file (path None), nothing is kept beyond this object's life. later: as in
+    `Stamp`.
     """
 
-    def __init__(self, model: nn.Module, architecture: Architecture, path: Path | None, patches: Hashable) -> None:
-        self._stamp, self._patches = Stamp(model), patches
-        native = PRECISIONS[architecture.native]
-        kept = path is not None and patches is None
-        self.store = Store((lambda: of_network(model, architecture.name, native)) if kept else None)
+    def __init__(
+        self, model: nn.Module, architecture: Architecture, path: Path | None, patches: Hashable, later: bool = False
+    ) -> None:
+        self._stamp = stamp = Stamp(model, later)
+        self._patches, native = patches, PRECISIONS[architecture.native]
+
+        def digest() -> str:
+            stamp.holds(model)  # takes the values that the digest is of, if nothing has done so
+            return of_network(model, architecture.name, native)
+
+        self.store = Store(digest if path is not None and patches is None else None)
 
     def holds(self, model: nn.Module, patches: Hashable, half: str = "") -> bool:
         """Return True if these are still the weights of `model` and the patches over them. half: as in `Stamp`."""
@@ -53,9 +60,10 @@ class Following:
     #: The patches that a host has laid over the weights for a time, in its own terms; None: none.
     patches: Hashable = None
 
-    def _identify(self) -> None:
-        """Record the present weights as those that everything is made of."""
-        self._made_of = Identity(self.model, self.architecture, self.path, self.patches)
+    def _identify(self, later: bool = False) -> None:
+        """Record the present weights as those that everything is made of. later: nothing has been made of them, and
+        their values are recorded by the first call."""
+        self._made_of = Identity(self.model, self.architecture, self.path, self.patches, later)
         self.store = self._made_of.store
 
     def _follow(self, half: str = "") -> None:

@@ -54,6 +54,11 @@ class Codes:
         return all(_equal(*part, self.group) for part in zip(*(t.split(ROWS) for t in parts), strict=True))
 
 
+def there(network: nn.Module) -> bool:
+    """Check whether any layer has codes."""
+    return any(getattr(layer, "codes", None) is not None for layer in network.modules())
+
+
 def forget(network: nn.Module) -> None:
     """Drop the codes of all layers."""
     for layer in network.modules():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -38,7 +38,9 @@ class Stamp:
     its 95 MB.) A network that was moved to another device and back, or laid out otherwise, is still the same.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, later: bool = False) -> None:
+        """later: take the values with the first check, before anything is made of them: loading does not wait for
+        it."""
         self._network = weakref.ref(network)
         self._layers = [
             (m._modules, name, weakref.ref(child))
@@ -56,7 +58,13 @@ class Stamp:
         ]  # fmt: skip
         self._weights = [(place, name, weakref.ref(t), part) for place, name, t, part in weights]
         self._writes = [_writes(t) for _, _, t, _ in weights]
-        self._values = {one: values_of([t for _, _, t, part in weights if part == one]) for one in ("", *HALVES)}
+        self._values: dict[str, bytes] = {}
+        if not later:
+            self._look(_by_part((part, t) for _, _, t, part in weights))
+
+    def _look(self, tensors: dict[str, list[Tensor]]) -> None:
+        """Take the values that checks compare."""
+        self._values = {part: values_of(some) for part, some in tensors.items()}
 
     def holds(self, network: nn.Module, half: str = "") -> bool:
         """Check whether `network` is the one that this was made of, with the same layers and weights.
@@ -70,7 +78,7 @@ class Stamp:
         if any(place.get(name) is not None for place, name in self._absent):
             return False
         writes: list[int | None] = []
-        tensors: dict[str, list[Tensor]] = {part: [] for part in self._values}
+        there: list[tuple[str, Tensor]] = []
         for (place, name, known, part), before in zip(self._weights, self._writes, strict=True):
             t = place.get(name)
             if t is None or t is not known():
@@ -79,12 +87,24 @@ class Stamp:
             if now != before and now is not None and before is not None:
                 return False
             writes.append(now)
-            tensors[part].append(t)
+            there.append((part, t))
+        tensors = _by_part(there)
+        if not self._values:
+            self._look(tensors)
+            return True
         parts = ("", half) if half in HALVES else self._values
         if any(values_of(tensors[part]) != self._values[part] for part in parts):
             return False
         self._writes = writes  # a tensor that was moved may count its writes now, or no longer
         return True
+
+
+def _by_part(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, list[Tensor]]:
+    """Return the tensors of each half, and under "" those of neither."""
+    parts: dict[str, list[Tensor]] = {part: [] for part in ("", *HALVES)}
+    for part, tensor in tensors:
+        parts[part].append(tensor)
+    return parts
 
 
 def _writes(t: Tensor) -> int | None:

@@ -182,6 +182,23 @@ def test_changed_before_packing(files, make, cache, noise, precision):
     assert not list(cache.rglob("*.safetensors"))
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_changed_before_the_first_call(files, make, cache, monkeypatch, noise, asked):
+    """Uncounted, between loading and the first call, also when the digest of the weights as loaded is known: nothing is
+    filed under that."""
+    monkeypatch.setenv("ZEROWASTE_CACHE", str(cache / "other"))
+    expected = made(make(files[1], "int8"), noise)
+    monkeypatch.setenv("ZEROWASTE_CACHE", str(cache / "mine"))
+    plain = made(make(files[0], "int8"), noise)  # what is filed then
+    vae = make(files[0], "int8")
+    if asked:
+        assert vae.store.digest
+    uncounted(vae)
+    assert same(made(vae, noise), expected)
+    uncounted(vae)
+    assert same(made(vae, noise), plain)
+
+
 def test_copies_of_a_vae_follow(files, make, noise):
     """Under other options, for two threads, on two devices, and plain torch."""
     vae, (_, other) = make(files[0], "fp16"), files

@@ -228,6 +228,18 @@ def test_each_half_by_itself(noise):
         assert {half for half in ("encoder", "decoder", "") if not stamp.holds(network, half)} == seen_by
 
 
+def test_values_of_the_first_check(network):
+    """What a stamp that is to look later has not seen changes nothing; all that comes after its first check counts."""
+    stamp = Stamp(network, later=True)
+    uncounted(network)
+    assert stamp.holds(network)
+    uncounted(network)
+    assert not stamp.holds(network)
+    stamp = Stamp(network, later=True)
+    in_place(network)
+    assert not stamp.holds(network)
+
+
 def test_a_caller_under_autocast():
     """It joins tensors of one type, which torch refuses where that is not autocast's."""
     network = nn.Linear(4, 4).half()
