@@ -33,7 +33,8 @@ WHOLE = {
 }  # fmt: skip
 #: Other names of whole files: (family, original name -> another one).
 DIALECTS = {
-    "wan2.1-diffusers": ("wan2.1", wan_to_diffusers), "hunyuanvideo-diffusers": ("hunyuanvideo", test_registry.to_diffusers),
+    "wan2.1-diffusers": ("wan2.1", wan_to_diffusers),
+    "hunyuanvideo-diffusers": ("hunyuanvideo", test_registry.to_diffusers),
     "sd-diffusers": ("sd", test_kl_attention.to_diffusers),
     "ltx-diffusers": ("ltx", lambda n: test_ltx_names.to_diffusers(n, (test_ltx_names.UP, test_ltx_names.DOWN), False)),
 }  # fmt: skip
@@ -87,7 +88,8 @@ def other_name(rng, name):
         return f"{name[:a]}{int(name[a:b]) + rng.choice((1, 2, 7))}{name[b:]}"
     if kind == "leaf":
         stem, _, leaf = name.rpartition(".")
-        return f"{stem}.{rng.choice([leaf + '_old', 'scale', 'gamma', 'weight_scale_inv', 'weight', 'bias'])}".lstrip(".")
+        new = rng.choice([f"{leaf}_old", "scale", "gamma", "weight_scale_inv", "weight", "bias"])
+        return f"{stem}.{new}".lstrip(".")
     if kind == "part" and name.count(".") > 1:
         parts = name.split(".")
         at = rng.randrange(1, len(parts) - 1) if len(parts) > 2 else 0
