@@ -283,6 +283,8 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     here = vae.kernels(half)
     report.kernels = "" if here is None else here.words
     report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
+    if plan.emulated:
+        report.mode = "reference operators (NDHWC)"
     if launches := not plan.fused and vae.launches(half):
         report.mode = f"torch with kernels of its own ({layout})"
     if plan.own is not None and plan.own.layers:
@@ -311,9 +313,7 @@ def _describe_operands(vae: Core, report: Report) -> None:
     half = f"{report.operation}r"
     report.operands = vae._mixed.describe(half)
     vae._mixed.note(report, half)
-    if vae.device.type == "cpu" and vae._mixed.mode.kind:
-        report.mode = "reference operators (NDHWC)"
-    elif "fp8" in vae._mixed.policy(half).kinds.values():
+    if vae.device.type != "cpu" and "fp8" in vae._mixed.policy(half).kinds.values():
         log.once(f"sm_{target(vae.device).capability} FP8 Path Activated.", log.info)
 
 
