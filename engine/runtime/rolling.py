@@ -111,7 +111,7 @@ def _walk(
         walk.make(0)
     if run.walk.open:
         weight, whole = layers[-1].conv.weight, torch.empty(1, height, width, channels, device="meta")
-        return run.walk.sums(whole, layers[-1].groups, weight.phases[1:], weight.winograd), (height, width)
+        return run.walk.sums(whole, layers[-1].groups, weight.phases[1:], weight), (height, width)
     return run.joined(walk.parts), (height, width)
 
 

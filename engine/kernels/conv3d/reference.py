@@ -12,6 +12,7 @@ from ..precision import exact_math
 from .schedules import ROW_BLOCK
 from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
 from .winograd.planes import PLANES, combined
+from .winograd2d import reference as tiles
 
 
 def cast(values: Tensor, dtype: torch.dtype, fmt: Pixels | None) -> Tensor:
@@ -109,7 +110,10 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             if weight.winograd:
                 own = weight.phase(phase)
                 rows = own.data
-            y = product(part, rows, own, geometry, shift, (hi - lo, h, w))
+            if weight.tiles:
+                y = tiles.product(part, weight, geometry.origin, (hi - lo, h, w))
+            else:
+                y = product(part, rows, own, geometry, shift, (hi - lo, h, w))
             y = y * epilogue.scale
             if weight.scale is not None:
                 y = y * weight.scale[base : base + k]

@@ -137,7 +137,7 @@ def test_what_a_set_was_made_for_is_not_walked(machine, monkeypatch):
     monkeypatch.setattr(choice, "needs", lambda *of: pytest.fail(f"walked {of[2]}"))
     assert machine(86, options=replace(DEFAULTS, cuda_graphs=False)).of("decoder").way == "A"
     for mode, options in ((Mode("int8"), DEFAULTS), (Mode(half_accumulate=True), DEFAULTS),
-                          (Mode(), DEFAULTS.switched(on=["winograd"]))):  # fmt: skip
+                          (Mode(), DEFAULTS.switched(off=["composed_upsample"]))):  # fmt: skip
         with pytest.raises(pytest.fail.Exception, match="walked decoder"):
             machine(86, mode=mode, options=options).of("decoder")
     with pytest.raises(pytest.fail.Exception, match="walked encoder"):
