@@ -234,8 +234,8 @@ TOGGLES: dict[str, Toggle] = {
         "bits, and about 2 dB more rounding. Consumer cards in 16 bit: four ninths of the products, weights of nearly "
         "twice the size. Other cards, and 8 bit: two thirds, and histories on the GPU take twice the memory.",
         True, _kernels, _fused_only,
-        "other bits; except in 16 bit on consumer cards histories of twice the size on the GPU, and slower where a limit "
-        "has them wait in host memory",
+        "other bits; except in 16 bit on consumer cards histories of twice the size on the GPU, and slower where a "
+        "limit has them wait in host memory",
     ),
 }  # fmt: skip
 DEFAULTS = Options()

@@ -92,8 +92,8 @@ class Copies:
         self.leader = t.make("p", "setp.eq.u32", self.lane, 0)
         first = t.make("p", "setp.eq.u32", self.tid, 0)
         for i in range(form.stages):
-            t.put(f"@{first} mbarrier.init.shared.b64 [{self.full}+{8 * i}], {form.threads}",
-                  f"@{first} mbarrier.init.shared.b64 [{self.full}+{8 * (form.stages + i)}], {form.threads // 32}")
+            t.put(f"@{first} mbarrier.init.shared.b64 [{self.full}+{8 * i}], {form.threads}")
+            t.put(f"@{first} mbarrier.init.shared.b64 [{self.full}+{8 * (form.stages + i)}], {form.threads // 32}")
         t.put("bar.sync 0")
 
     def filled(self) -> list[str]:
