@@ -59,7 +59,7 @@ class Target:
     def tiles(self) -> bool:
         """Return True if convolutions in 16 bit have their Winograd form in registers. It pays where products are slow
         beside everything else: in the code of consumer generations."""
-        return self.kernels and (self.sm in (86, 89) or self.sm >= 120 or self.card in (86, 89))
+        return self.kernels and (self.sm in (86, 89) or self.sm >= 120)
 
     @property
     def wgmma(self) -> bool:

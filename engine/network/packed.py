@@ -27,7 +27,8 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
     # Values that no norm bounds may be so large that the differences Winograd takes overflow.
     suits = normed and not strided and kernel.shape[3:] == (3, 3)
     tiles = operands.winograd and operands.tiles and suits and winograd2d.takes(form.dtype, c, n)
-    planes = operands.winograd and suits and not tiles and winograd.takes(form.dtype, c, n)
+    other = form.dtype.itemsize == 1 or not operands.tiles
+    planes = operands.winograd and suits and other and winograd.takes(form.dtype, c, n)
     early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided and not conv.after
 
     def make(balancer: Balancer | None) -> tuple[Weight, Tensor]:

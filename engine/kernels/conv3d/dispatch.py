@@ -78,9 +78,9 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
         fits = x.shape[1] == 4 and columns == pairs_of(size[2])
         if not fits or geometry.stride != (1, 1, 1) or geometry.origin != (0, 0):
             raise ValueError(f"conv3d of planes {list(x.shape)} cannot make {list(out.shape)} ({geometry})")
-        if weight.phases != (1, 1, 1) and epilogue.groups:
-            raise ValueError("conv3d of planes makes no sums of outputs that lie between each other")
         columns = size[2] + 2
+    if (weight.winograd or weight.tiles) and weight.phases != (1, 1, 1) and epilogue.groups:
+        raise ValueError("conv3d in Winograd form makes no sums of outputs that lie between each other")
     if weight.tiles and (geometry.stride != (1, 1, 1) or geometry.first_row % 2 or out.dtype != x.dtype
                          or epilogue.pixels or epilogue.scale != 1.0):  # fmt: skip
         raise ValueError(f"conv3d of tiles makes {x.dtype} with stride 1, from an even row on, not {out.dtype} "

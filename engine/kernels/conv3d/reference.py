@@ -107,11 +107,11 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             base = group * k
             part = frames[lo * geometry.stride[0] : (hi - 1) * geometry.stride[0] + weight.kernel[0]]
             own, rows = weight, weight.data[base : base + k]
-            if weight.winograd:
+            if weight.winograd or weight.tiles:
                 own = weight.phase(phase)
                 rows = own.data
             if weight.tiles:
-                y = tiles.product(part, weight, geometry.origin, (hi - lo, h, w))
+                y = tiles.product(part, own, geometry.origin, (hi - lo, h, w))
             else:
                 y = product(part, rows, own, geometry, shift, (hi - lo, h, w))
             y = y * epilogue.scale

@@ -57,6 +57,8 @@ class Weight:
 
     def phase(self, number: int) -> Weight:
         """Return the rows of one phase alone."""
+        if self.tiles:
+            return replace(self, data=self.data.view(math.prod(self.phases), -1)[number], phases=(1, 1, 1))
         k, planes = self.out_channels, 4 if self.winograd else 1
         rows = slice(number * k, number * k + k)
         data = self.data[rows.start * planes : rows.stop * planes]

@@ -75,6 +75,18 @@ def test_first_frames_have_weights_of_their_own():
         assert error(out, whole.double()) < 2e-6
 
 
+def test_phases_are_shuffled_by_the_store():
+    """Each lands between the others, with its own bias and residual, as in the direct form."""
+    weight, x, phases = weights(4 * 64, 64), torch.randn(3, 7, 9, 64), (1, 2, 2)
+    how = {"epilogue": Epilogue(bias=torch.randn(4 * 64), residual=torch.randn(1, 10, 14, 64))}
+    out, direct = torch.empty(2, 1, 10, 14, 64)
+    conv3d(x, pack_tiles(weight, torch.float32, phases), out, **how)
+    conv3d(x, pack_weight(weight, torch.float32, phases), direct, **how)
+    assert error(out, direct.double()) < 2e-6
+    with pytest.raises(ValueError, match="no sums of outputs that lie between"):
+        conv3d(x, pack_tiles(weight, torch.float32, phases), out, epilogue=Epilogue(groups=8))
+
+
 def test_bands_have_the_bits_of_the_frame():
     """Pairs of rows are the frame's own."""
     x, packed = torch.randn(3, 39, 12, 64).to(HALF), pack_tiles(weights(64, 64), HALF)

@@ -60,6 +60,17 @@ def test_residual_may_be_the_output():
     assert torch.equal(out, added)
 
 
+def test_phases():
+    """A launch for each, into every second row and column."""
+    x = torch.randn(3, 23, 19, 64, device="cuda").half()
+    weight = pack_tiles(torch.randn(4 * 128, 64, 3, 3, 3, device="cuda") * 0.03, torch.float16, (1, 2, 2))
+    out, expected = torch.full((2, 1, 42, 34, 128), torch.nan, device="cuda", dtype=torch.float16)
+    epilogue = Epilogue(bias=torch.randn(4 * 128, device="cuda"))
+    launch.launch(x, weight, out, Geometry(), epilogue, 0)
+    conv3d(x, weight, expected, epilogue=epilogue, backend="reference")
+    assert (out.float() - expected.float()).abs().max() < 2**-8 * expected.abs().max()
+
+
 @pytest.mark.parametrize("k", [96, 128])
 def test_bands_and_frames_have_the_same_bits(k):
     """Sums too."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...prebuilt.driver import driver
+from ..arguments import by_phase
 from ..schedules import SMALL_PLANE
 from ..types import Epilogue, Geometry, Partials, Weight, stat_span
 from .form import KINDS, PARAMETERS, Form
@@ -38,7 +39,11 @@ def form_of(weight: Weight, frame: tuple[int, int], epilogue: Epilogue) -> Form:
 
 def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue,
            start: int) -> Partials | None:  # fmt: skip
-    """Run the kernel on a plain buffer [slots, Hp, Wp, C]."""
+    """Run the kernel on a plain buffer [slots, Hp, Wp, C]; phase by phase."""
+    if weight.phases != (1, 1, 1):
+        for part, place, one in by_phase(weight, out, epilogue):
+            launch(x, part, place, geometry, one, start)
+        return None
     d, h, w, k = out.shape
     form = form_of(weight, (geometry.frame_rows or h, w), epilogue)
     across, down = -(-w // (2 * form.columns)), -(-h // (2 * form.rows))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -31,29 +33,32 @@ def _transformed(taps: Tensor, axis: int) -> tuple[Tensor, ...]:
     return g0, (g0 + g1 + g2) * 0.5, (g0 - g1 + g2) * 0.5, g2
 
 
-def pack_tiles(weight: Tensor, dtype: torch.dtype, early: bool = False) -> Weight:
-    """Pack a conv weight [K, C, kt, 3, 3] whose type and widths the form `takes`, computed in float32 and rounded once.
+def pack_tiles(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int] = (1, 1, 1),
+               early: bool = False) -> Weight:  # fmt: skip
+    """Pack a conv weight [N, C, kt, 3, 3] (N = phases * K) whose type and widths the form `takes`, computed in float32
+    and rounded once.
 
     Its data has one dimension: for each block of channels, sweep, frame and step of sixteen channels what one step
     copies, which is for each warp beside the other, slot and sixteen channels the registers of each thread, 16 bytes.
 
     Args:
-        early: as for `pack_weight`.
+        phases, early: as for `pack_weight`; each phase is computed by itself.
     """
-    k, c, depth = weight.shape[:3]
+    n, c, depth = weight.shape[:3]
+    k = n // math.prod(phases)
     per_warp, wide = warps(k) or (0, 0)
     if not per_warp:
         raise ValueError(f"{k} output channels have no Winograd form in registers")
     # [q][p]; no more of them than a row is in float32 at a time.
     u = [[one.to(dtype) for one in _transformed(row, 3)] for row in _transformed(weight.float(), 3)]
     slots = torch.stack([u[s.q][s.p] for sweep in SWEEPS for s in sweep]).permute(0, 3, 1, 2)
-    parts = slots.reshape(_shape(k, c, depth, per_warp, wide))
+    parts = slots.reshape(_shape(n, c, depth, per_warp, wide))
     first: tuple[Weight, ...] = ()
     if early:
         before, last = weight[:, :, :2].float().sum(2, keepdim=True), weight[:, :, 2:].float()
         first = tuple(pack_tiles(part, dtype) for part in (before + last, torch.cat((before, last), 2)))
     data = parts.permute(_ORDER).reshape(-1).contiguous()
-    return Weight(data, c, k, (depth, 3, 3), early=first, tiles=True)
+    return Weight(data, c, k, (depth, 3, 3), phases=phases, early=first, tiles=True)
 
 
 def unpacked(weight: Weight) -> Tensor:

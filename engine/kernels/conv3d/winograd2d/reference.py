@@ -39,7 +39,7 @@ def product(frames: Tensor, weight: Weight, origin: tuple[int, int], size: tuple
             for name, sign, left, right in task.sums:
                 known[name] = known[left] + known[right] if sign == "+" else known[left] - known[right]
             for slot in task.slots:
-                made = _multiply(known[str(slot)], u[number, slot], d)
+                made = _multiply(known[str(slot)][: d + len(u[0, 0]) - 1], u[number, slot])
                 sums[sweep[slot].sum] = sums[sweep[slot].sum] + made
         for one, other, half in BETWEEN[number]:
             total, difference = sums[one] + sums[other], sums[one] - sums[other]
@@ -49,7 +49,8 @@ def product(frames: Tensor, weight: Weight, origin: tuple[int, int], size: tuple
     return tiles.permute(2, 3, 1, 4, 0, 5).flatten(3, 4).flatten(1, 2)[:, :h, :w]
 
 
-def _multiply(v: Tensor, u: Tensor, d: int) -> Tensor:
+def _multiply(v: Tensor, u: Tensor) -> Tensor:
     """Return the products of v [frames, H, W, C] with u [kt, K, C], summed over frames and channels."""
     with exact_math(v.device):
-        return sum(F.linear(v[t : t + d].float(), u[t]) for t in range(len(u)))
+        made = F.conv3d(v.float().permute(3, 0, 1, 2)[None], u.permute(1, 2, 0)[..., None, None])
+    return made[0].permute(1, 2, 3, 0)
