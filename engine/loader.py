@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import log
-from .archs import Architecture, detect, find_key_set, kind_of
-from .archs.arch import holds
+from .archs import Architecture, detect, find_key_set, kind_of, lies_beside
+from .archs.arch import Shapes, holds
 from .archs.registry import of_encoder
-from .checkpoints import Checkpoint, read_checkpoint, restore_shapes
+from .checkpoints import Checkpoint, in_memory, read_checkpoint, restore_shapes
+from .checkpoints.description import Description
+from .checkpoints.memory import NAME
 from .checkpoints.source import Source
-from .errors import CheckpointError, InputError
+from .errors import CheckpointError, InputError, one_line
 from .kernels.targets import target
+from .network.plain import Network
 from .precision.modes import MIXED, PRECISIONS
+from .runtime.scope import as_usual
 from .system.devices import numbered
 from .system.finite import all_finite
 from .system.orders import ORDERS
@@ -26,6 +32,8 @@ from .vae import VideoVAE
 
 #: The precisions that `load` takes.
 NAMES = ("auto", *PRECISIONS, *MIXED)
+#: Names of an encoder, and of the convolutions that follow some encoders outside.
+_ENCODER = re.compile(r"(encoder|quant_conv|conv1)\.")
 
 
 def demo_vae_path() -> Path:
@@ -38,8 +46,9 @@ def demo_clip_path() -> Path:
     return demo_vae_path().with_name("demo_clip.mp4")
 
 
+@as_usual()
 def load(
-    path: str | os.PathLike[str] | Checkpoint,
+    path: str | os.PathLike[str] | Checkpoint | Mapping[str, Tensor] | nn.Module,
     precision: str = "auto",
     device: torch.device | str | None = None,
     norm_groups: int | None = None,
@@ -47,9 +56,12 @@ def load(
     min_db: float = 0.0,
     weights_on: torch.device | None = None,
 ) -> VideoVAE:
-    """Load a VAE from a .safetensors or .gguf file, or from a Checkpoint (whose tensors are then used up).
+    """Load a VAE from a .safetensors or .gguf file, or from weights in memory.
 
     Args:
+        path: of the file; or a Checkpoint (whose tensors are then used up), a state dict, or a module that has one,
+            such as a diffusers VAE, under any names that files have. Weights in memory that need no conversion are
+            shared, not copied; a log line names the family that was found.
         precision: "auto" (on CUDA fp16, or bf16 where the model was made for it; fp32 on the CPU), "fp32", "bf16",
             "fp16", and approximate: "fp8", "int8", "fp16_fast".
         device: the device of its runs; None: CUDA if there is one.
@@ -64,8 +76,9 @@ def load(
         InputError: an impossible option.
     """
     where = placement(precision, device)
-    checkpoint = path if isinstance(path, Checkpoint) else read_checkpoint(path)
-    path = checkpoint.path or "these weights"
+    held = isinstance(path, Checkpoint | Mapping | nn.Module)
+    checkpoint = in_memory(path) if held else read_checkpoint(path)
+    path = checkpoint.path or NAME
     architecture = detect(checkpoint.tensors)
     if architecture is None:
         _refuse(path, checkpoint)
@@ -76,7 +89,7 @@ def load(
     dtype = PRECISIONS[name]
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:
-        config = architecture.config_of(shapes, checkpoint.metadata, norm_groups or stored_groups(checkpoint))
+        config = sizes(architecture, shapes, checkpoint, norm_groups)
         with torch.device("meta"):
             model = architecture.build(config)
             architecture = architecture.of(config)
@@ -85,12 +98,13 @@ def load(
     if norm_groups and config.norm_groups is None:
         log.once(f"norm_groups={norm_groups} is not used: {architecture.name} has no norms of groups")
     expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
-    _check_complete(checkpoint, model.names("decoder"), expected, shapes)
     encoder = model.names("encoder")
-    if encoder and not all(key in shapes for key in encoder):
+    whole = bool(encoder) and all(key in shapes for key in encoder)
+    _check_tensors(checkpoint, architecture, model, whole, shapes)
+    if encoder and not whole:
         model.drop("encoder")
         expected = {key: tuple(t.shape) for key, t in model.state_dict().items()}
-    if not model.names("encoder") and holds(shapes, "encoder"):
+    if not whole and holds(shapes, "encoder"):
         log.once(f"{path}: encoder incomplete, loaded for decoding only")
     checkpoint = restore_shapes(checkpoint, expected)
     rounded = any(torch.promote_types(checkpoint.tensors[key].dtype, dtype) != dtype for key in expected)
@@ -106,14 +120,17 @@ def load(
     here = weights_on or ("cpu" if where.type == "cuda" else where)
     vae = VideoVAE(model.to(here), architecture, name, dtype, where, checkpoint.path, precision, waits)
     if rounded:
-        vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)))
+        vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)), architecture.prepared)
     vae.options = replace(vae.options, min_db=min_db)
+    if held:
+        log.info(f"{path}: {architecture.name}, {' and '.join(h for h in ('encoder', 'decoder') if model.names(h))}")
     if where.type == "cpu" and vae.precision in ("fp16", "bf16"):
         log.once(f"{vae.precision} on a CPU: many compute it far slower than fp32 (138 s for a decode instead of 2.6); "
                  "use fp32, or auto")  # fmt: skip
     return vae
 
 
+@as_usual()
 def encoder_only(checkpoint: Checkpoint, norm_groups: int | None = None) -> tuple[Architecture, Any] | None:
     """Return the architecture and the sizes of a file that holds a whole encoder and nothing of a decoder, which `load`
     refuses; None for other files."""
@@ -122,9 +139,8 @@ def encoder_only(checkpoint: Checkpoint, norm_groups: int | None = None) -> tupl
         return None
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:
-        facts = shapes, checkpoint.metadata, norm_groups or stored_groups(checkpoint)
-        architecture = of_encoder(architecture, architecture.config_of(*facts))
-        config = architecture.config_of(*facts)
+        architecture = of_encoder(architecture, sizes(architecture, shapes, checkpoint, norm_groups))
+        config = sizes(architecture, shapes, checkpoint, norm_groups)
         with torch.device("meta"):
             encoder = architecture.build(config).names("encoder")
     except InputError as error:
@@ -152,7 +168,8 @@ def placement(precision: str, device: torch.device | str | None) -> torch.device
     except RuntimeError as e:
         raise InputError(f"device={device!r} is not a device torch knows: use cpu, cuda or cuda:N") from e
     if where.type == "cuda" and (not torch.cuda.is_available() or (where.index or 0) >= torch.cuda.device_count()):
-        raise InputError(f"device={device!r}: torch sees {torch.cuda.device_count()} CUDA GPU(s); use device='cpu'")
+        count = torch.cuda.device_count()
+        raise InputError(f"device={device!r} is not there: CUDA GPUs that torch sees: {count}; use device='cpu'")
     if where.type not in ("cpu", "cuda") and not _holds_values(where):
         raise InputError(f"device={device!r}: torch cannot compute there; use cpu, cuda or cuda:N")
     return numbered(where)
@@ -160,7 +177,7 @@ def placement(precision: str, device: torch.device | str | None) -> torch.device
 
 def _holds_values(device: torch.device) -> bool:
     try:
-        return not torch.empty(0, device=device).is_meta
+        return not torch.empty(0, device=device, dtype=torch.float32).is_meta
     except (RuntimeError, AssertionError):  # this build or machine has none
         return False
 
@@ -187,6 +204,22 @@ def auto_precision(device: torch.device, architecture: Architecture) -> str:
     return architecture.native if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
 
 
+def sizes(
+    architecture: Architecture, shapes: Shapes, checkpoint: Checkpoint, norm_groups: int | None = None
+) -> Any:
+    """Return the sizes of a file's networks. Raises InputError.
+
+    norm_groups: as the user says; None: as the file does, or the description beside it if it is about this file.
+    """
+    metadata, beside = checkpoint.metadata, Description.of(checkpoint.metadata)
+    groups = norm_groups or stored_groups(checkpoint)
+    # One group divides all widths.
+    if beside.said and beside.fits(architecture.config_of(shapes, metadata, 1)):
+        named = beside.groups()
+        groups = groups or named
+    return architecture.config_of(shapes, metadata, groups)
+
+
 def stored_groups(checkpoint: Checkpoint) -> int | None:
     """Return the norm groups in a file's metadata, or None. Raises InputError for a value that is no number."""
     stored = checkpoint.metadata.get("norm_num_groups")
@@ -195,22 +228,35 @@ def stored_groups(checkpoint: Checkpoint) -> int | None:
     try:
         return int(str(stored))
     except ValueError:
-        raise InputError(f"metadata norm_num_groups={stored!r} is not a number; pass norm_groups=N") from None
+        given = one_line(repr(stored), 40)
+        raise InputError(f"metadata norm_num_groups={given} is not a number; pass norm_groups=N") from None
 
 
-def _check_complete(
-    checkpoint: Checkpoint, decoder: list[str], expected: dict[str, tuple[int, ...]], shapes: dict
+def _check_tensors(
+    checkpoint: Checkpoint, architecture: Architecture, model: Network, whole: bool, shapes: Shapes
 ) -> None:
-    """Refuse a file without the whole decoder (its keys): there is nothing to load; a file may leave the encoder
-    out."""
+    """Refuse a file without the whole decoder, and one with tensors of its VAE that the built network would not read:
+    its frames would be wrong. A file may leave the encoder out, or hold a part of it that is not `whole`."""
+    decoder, path = model.names("decoder"), checkpoint.path or "these weights"
     if not decoder:
-        raise CheckpointError(f"{checkpoint.path}: the decoder is missing or its biases are (keys: {_some(shapes)})")
+        raise CheckpointError(f"{path}: the decoder is missing or its biases are (keys: {_some(shapes)})")
     missing = [key for key in decoder if key not in shapes]
+    known = model.state_dict()
+    unknown = [
+        key for key in shapes
+        if key not in known and not lies_beside(key) and not re.match(architecture.unused, key)
+        and (whole or not _ENCODER.match(key))
+    ]  # fmt: skip
+    if missing and unknown:
+        raise CheckpointError(f"{path}: {len(missing)} decoder keys are missing: {_some(missing)}; {len(unknown)} are "
+                              f"unknown: {_some(unknown)}")  # fmt: skip
     if missing:
-        raise CheckpointError(f"{checkpoint.path}: {len(missing)} decoder keys are missing: {', '.join(missing)}")
-    extra = [key for key in shapes if key not in expected]
-    if extra:
-        log.debug(f"{checkpoint.path}: {len(extra)} keys not used: {_some(extra)}")
+        raise CheckpointError(f"{path}: {len(missing)} decoder keys are missing: {', '.join(missing)}")
+    if unknown:
+        raise CheckpointError(
+            f"{path}: the network {architecture.name} would leave out {len(unknown)} of its tensors: {_some(unknown)}; "
+            "take the file that its model was published with, or the program that it came with"
+        )
 
 
 def _cast(checkpoint: Checkpoint, key: str, dtype: torch.dtype) -> Tensor:
@@ -226,4 +272,5 @@ def _cast(checkpoint: Checkpoint, key: str, dtype: torch.dtype) -> Tensor:
 
 def _some(names: object) -> str:
     listed = list(names)  # type: ignore[call-overload]
-    return ", ".join(listed[:6]) + (f", ... {len(listed)} in all" if len(listed) > 6 else "")
+    first = ", ".join(one_line(name, 80) for name in listed[:6])
+    return first + (f", ... {len(listed)} in all" if len(listed) > 6 else "")

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from .errors import LINE, one_line
+
 PREFIX = "[BLACKWELL_ENGINE]"
 
 logger = logging.getLogger("zerowaste_vae")
@@ -34,7 +36,7 @@ def warn(message: str) -> None:
 
 def _say(level: int, message: str) -> None:
     if not getattr(_here, "silent", False):
-        logger.log(level, "%s %s", PREFIX, message)
+        logger.log(level, "%s %s", PREFIX, one_line(message, LINE))
 
 
 def once(message: str, say: Callable[[str], None] = warn) -> None:

@@ -99,6 +99,9 @@ class Walk:
 
 
 Reason = str | None
+#: Why a run on a GPU with kernels launches none: for an encoder's tiles, and those of networks whose norms need whole
+#: frames to the end.
+PLAIN_TILES = "plain torch runs blended tiles of this component"
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ def _fusion(walk: Walk) -> Reason:
         return None
     if walk.options.channels_last_3d is False:
         return "channels_last_3d is switched off, and the kernels know no other layout"
-    return "blended tiles are encoded by plain torch"
+    return PLAIN_TILES
 
 
 def _layout(walk: Walk) -> Reason:

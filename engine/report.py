@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .errors import LINE, one_line
 from .system.devices import counters, synchronize
 from .system.memory import GIB
 
@@ -31,7 +32,7 @@ class Report:
     """Filled while the run goes on; `complete` once it has ended well. Sizes in GB (2^30 bytes), times in seconds."""
 
     operation: str  # "decode" or "encode"
-    clip: tuple[int, int, int, int]  # batch, frames, height, width
+    clip: tuple[int, int, int, int]  # batch, frames (without `dropped` ones), height, width
     architecture: str
     precision: str
     device: str
@@ -128,7 +129,8 @@ class Report:
             ("memory", self._memory()),
         ]
         if self.dropped:
-            lines.append(("frames", f"the last {self.dropped} of {frames} fill no latent and were left out"))
+            given = frames + self.dropped
+            lines.append(("frames", f"the last {self.dropped} of {given} fill no latent and were left out"))
         if self.repeated:
             lines.append(("frames", f"the last one was repeated {self.repeated} times to fill a latent"))
         if self.db is not None:
@@ -137,7 +139,7 @@ class Report:
         lines += [("part", f"{r.start} to {r.stop - 1} on {p.device}: {p._times()}; {p.plan}") for r, p in self.parts]
         lines += [("off", f"{name}: {reason}") for name, reason in self.off]
         lines += [("event", f"{number} x {EVENTS.get(name, name)}") for name, number in self.events.items() if number]
-        return "\n".join(f"{name:<8}{text}" for name, text in lines if text)
+        return "\n".join(f"{name:<8}{one_line(text, LINE)}" for name, text in lines if text)
 
     def _times(self) -> str:
         total = self.total_seconds

@@ -27,6 +27,8 @@ MOST, LEAST, LEAST_SHARE = 2.0, -0.1, 0.01
 #: Pixels that blended tiles share by default.
 OVERLAP = 64
 TILINGS = ("auto", "untiled", "exact", "blended")
+#: Ranges of frames: 0..1, clamped in results; or -1..1 as networks have them, not clamped.
+RANGES = ("unit", "signed")
 #: How a decoder that tiles itself blends a tile: with its neighbours as they already are in the picture, or as they
 #: came. ComfyUI does the first after 0.33.0, and did the second up to it.
 NATIVE_BLENDS = ("assembled", "separate")
@@ -44,6 +46,8 @@ class Request:
         vram_gb, ram_gb: memory targets in GB (2^30 bytes) for the device and for parked histories.
         output: type of a decode's frames: "float32", "float16" or "uint8" (0..255).
         native_blend: one of `NATIVE_BLENDS`, for decoders that tile themselves.
+        range: "unit" for frames in 0..1; "signed" for frames in -1..1 as the network takes and makes them: a decode's
+            are not clamped, and an encode takes any values.
 
     Raises:
         InputError: a value that no VAE can serve.
@@ -57,20 +61,29 @@ class Request:
     ram_gb: float | None = None
     output: str = "float32"
     native_blend: str = NATIVE_BLENDS[0]
+    range: str = RANGES[0]
 
     def __post_init__(self) -> None:
-        for name, known in (("tiling", TILINGS), ("output", OUTPUTS), ("native_blend", NATIVE_BLENDS)):
+        choices = ("tiling", TILINGS), ("output", OUTPUTS), ("range", RANGES), ("native_blend", NATIVE_BLENDS)
+        for name, known in choices:
             if (value := getattr(self, name)) not in known:
                 raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
+        if self.signed and self.output == "uint8":
+            raise InputError("range='signed' is not clamped, and bytes are: use output='float32' or 'float16'")
         check_whole(tile=self.tile, overlap=self.overlap, chunk=self.chunk)
         if self.overlap is None:
             object.__setattr__(self, "overlap", usual_overlap(self.tile))
         for name in ("tile", "overlap"):  # also where the tiling takes none
             if (value := getattr(self, name)) < 0:
-                raise InputError(f"{name}={value} is negative: give pixels")
+                raise InputError(f"{name}={value} is below 0: give pixels")
         if self.chunk < 0:
-            raise InputError(f"chunk={self.chunk} is negative: give latents per chunk, or 0 for automatic")
+            raise InputError(f"chunk={self.chunk} is below 0: give latents per chunk, or 0 for automatic")
         check_sizes(self.vram_gb, self.ram_gb)
+
+    @property
+    def signed(self) -> bool:
+        """Return whether frames are in -1..1."""
+        return self.range == "signed"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -99,8 +112,10 @@ def check_whole(**values: object) -> None:
 
 
 def check_sizes(vram_gb: float | None, ram_gb: float | None) -> None:
-    """Refuse sizes that are negative, no number or beyond the addressable. Raises InputError."""
+    """Refuse sizes that are below 0, no number or beyond the addressable. Raises InputError."""
     for name, value in (("vram_gb", vram_gb), ("ram_gb", ram_gb)):
+        if isinstance(value, Real) and value < 0:
+            raise InputError(f"{name}={value!r} is below 0: give GB (2^30 bytes), or 0 for automatic")
         if value is not None and not (isinstance(value, Real) and 0 <= value <= MOST_GB):
             raise InputError(f"{name}={value!r} is not a size: give GB (2^30 bytes), or 0 for automatic")
 
@@ -178,7 +193,9 @@ def _kind(value: object) -> str:
     return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
-def check_video(video: Tensor, spatial: int, still: bool = False, colours: int = 3, any_range: bool = False) -> Tensor:
+def check_video(
+    video: Tensor, spatial: int, still: bool = False, colours: int = 3, any_range: bool = False, signed: bool = False
+) -> Tensor:
     """Check frames and return them as [B, F, H, W, colours].
 
     Args:
@@ -186,6 +203,7 @@ def check_video(video: Tensor, spatial: int, still: bool = False, colours: int =
         spatial: the least height and width in pixels.
         colours: channels of a pixel; where RGB lacks one (alpha), it is filled with the full value.
         any_range: also take values of another range than 0..1.
+        signed: values are in -1..1 and beyond.
 
     Raises:
         InputError: another shape, type or range, or NaN or Inf.
@@ -205,7 +223,9 @@ def check_video(video: Tensor, spatial: int, still: bool = False, colours: int =
         raise InputError(f"frames of {x.shape[3]}x{x.shape[2]} are too small: at least {least} pixels")
     if x.dtype != torch.uint8 and not all_finite(x):
         raise InputError("the video holds NaN or Inf")
-    if not any_range:
+    if signed and x.dtype == torch.uint8:
+        raise InputError("range='signed' is for floats in -1..1, and bytes (uint8) are 0..255: leave the range out")
+    if not (any_range or signed):
         check_range(x)
     return x
 

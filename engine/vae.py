@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .errors import InputError
 from .execution.core import Core, no_check
+from .execution.guard import scoped
 from .execution.job import Job
 from .execution.noise import noised
 from .execution.progress import Callbacks, Cancel, OnPlan, Progress
@@ -24,6 +25,7 @@ from .network.steps import UNKNOWN, Latents, Steps
 from .network.stream import spans_of
 from .planning.plan import Plan
 from .request import Request, check_dense, check_frame, check_latent, check_out, check_part, check_seed, check_video
+from .runtime.scope import as_usual
 
 if TYPE_CHECKING:
     from .distributed.several import Devices
@@ -42,6 +44,7 @@ class VideoVAE(Face, Core, OldNames):
 
     # -- decode ---------------------------------------------------------------------------------------------------
 
+    @as_usual()
     def plan_decode(self, latents: int, height: int, width: int, **options: Any) -> Plan:
         """Return the plan that `decode` would follow now.
 
@@ -52,6 +55,7 @@ class VideoVAE(Face, Core, OldNames):
         side = self.architecture.side
         return self._plan("decoder", (latents, side * height, side * width), Request(**options))
 
+    @as_usual()
     def decode(
         self,
         latent: Tensor,
@@ -89,10 +93,10 @@ class VideoVAE(Face, Core, OldNames):
                 or None or "auto" for the VAE's own alone.
             mixed_devices: allow GPUs of different kinds, which are refused otherwise.
             any_vae: take a latent whose note (`latent_note`; set by `encode`, or read from a file) names another VAE.
-            options: those of `Request`: tiling, tile, overlap, chunk, vram_gb, ram_gb, output and native_blend.
+            options: those of `Request`: tiling, tile, overlap, chunk, vram_gb, ram_gb, output, range and native_blend.
 
         Returns:
-            [B, t(T-1)+1, s*h, s*w, 3] in 0..1; s, t: `spatial`, `temporal`.
+            [B, t(T-1)+1, s*h, s*w, 3] in 0..1, or with range="signed" in -1..1 and beyond; s, t: `spatial`, `temporal`.
 
         Raises:
             InputError: a wrong latent or option.
@@ -112,7 +116,8 @@ class VideoVAE(Face, Core, OldNames):
             wanted, into = range(shape[0] * shape[1]), out.view(1, -1, *shape[2:])
         vae = self.at(timestep)
         z, inside = noised(z, seed, noise, self.model.config, self.arch)
-        z, target, callbacks = vae.inside(z), Kept(into, wanted.start), Callbacks(progress, cancel, on_plan)
+        z, callbacks = vae.inside(z), Callbacks(progress, cancel, on_plan)
+        target = Kept(into, wanted.start, request.signed)
         job = Job("decoder", z, request, target, wanted, tuple(z.shape[2:]), shape[:4], callbacks, inside)
         try:
             for _ in _run(vae, devices, mixed_devices, job, plan):
@@ -121,6 +126,7 @@ class VideoVAE(Face, Core, OldNames):
             self._reported(vae)
         return out
 
+    @as_usual()
     def stream(
         self,
         latent: Tensor | Latents,
@@ -160,12 +166,13 @@ class VideoVAE(Face, Core, OldNames):
         shape = self.spatial * z.shape[3], self.spatial * z.shape[4], self.colours[1]
         vae = self.at(timestep)
         z, inside = noised(z, seed, noise, self.model.config, self.arch)
-        target = Target(shape, request.dtype, block_of(self.model.decoder.program), waiting_room(request.ram_gb))
+        block, room = block_of(self.model.decoder.program), waiting_room(request.ram_gb)
+        target = Target(shape, request.dtype, block, room, signed=request.signed)
         size, callbacks = (1, len(wanted), *shape[:2]), Callbacks(progress, cancel, on_plan)
         job = Job("decoder", z, request, target, wanted, tuple(z.shape[2:]), size, callbacks, inside)
-        return self._frames(vae, _run(vae, devices, mixed_devices, job, plan))
+        return scoped(as_usual, self._frames(vae, _run(vae, devices, mixed_devices, job, plan)))
 
-    def _frames(self, vae: Core, done: Generator[Finished, None, None]) -> Iterator[Tensor]:
+    def _frames(self, vae: Core, done: Generator[Finished, None, None]) -> Generator[Tensor, None, None]:
         with closing(done):
             try:
                 for finished in done:
@@ -179,6 +186,7 @@ class VideoVAE(Face, Core, OldNames):
         if vae.last_report is not None:
             self._own.report = vae.last_report
 
+    @as_usual()
     def decode_raw(self, z: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """Run the network alone: unscaled latent [B, C, T, h, w] -> [B, 3, F, H, W], not clamped, on the VAE's device.
 
@@ -192,12 +200,13 @@ class VideoVAE(Face, Core, OldNames):
         if self.model.packing is not None:
             z = self.model.packing.unpack(z)
         check_frame(self.model.decoder.program, *z.shape[3:])
-        with self._claimed() as vae, vae._scope():
+        with self._claimed("decoder") as vae, vae._scope():
             chunks = vae._plain.frames(z, Steps(chunk, frames), vae.device, no_check)
             return torch.cat([y for part in chunks for y in part], 2)
 
     # -- encode ---------------------------------------------------------------------------------------------------
 
+    @as_usual()
     def plan_encode(
         self, latents: int, height: int, width: int, rest: tuple[int, int] = (0, 0), **options: Any
     ) -> Plan:
@@ -212,6 +221,7 @@ class VideoVAE(Face, Core, OldNames):
         side = self.architecture.side
         return self._plan("encoder", (latents, side * height, side * width), Request(**options), rest)
 
+    @as_usual()
     def encode(
         self,
         video: Tensor,
@@ -224,6 +234,7 @@ class VideoVAE(Face, Core, OldNames):
         devices: Devices = None,
         mixed_devices: bool = False,
         any_range: bool = False,
+        moments: bool = False,
         **options: Any,
     ) -> Tensor:
         """Encode frames to a host-scaled latent [B, C, T, H//s, W//s], T = (F - 1) // t + 1.
@@ -238,20 +249,28 @@ class VideoVAE(Face, Core, OldNames):
             any_range: take frames of any range. Otherwise values a little outside 0..1, as sharpening makes them, are
                 encoded as they are, and frames clearly of another range (a value above 2, or 1 % of them below -0.1)
                 are an InputError.
-            options: as in `decode`, without output. Errors are those of `decode`.
+            moments: return the network's moments [B, 2C, T, h, w] (mean and log of the variance, not scaled), as
+                `encode_raw` does, instead of a latent.
+            options: as in `decode`, without output. With range="signed" frames are in -1..1, and values beyond are
+                taken as they are. Errors are those of `decode`.
         """
         self._need_encoder()
         check_seed(seed)
+        if moments and seed is not None:
+            raise InputError("moments=True gives no sample: leave the seed out")
         request = Request(**options, output="float32")
-        x = check_video(video, self.spatial, self.architecture.still, self.colours[0], any_range)
-        moments = self._moments(x, request, Callbacks(progress, cancel, on_plan), devices, mixed_devices, plan)
+        x = check_video(video, self.spatial, self.architecture.still, self.colours[0], any_range, request.signed)
+        found = self._moments(x, request, Callbacks(progress, cancel, on_plan), devices, mixed_devices, plan)
         self._left_out(x.shape[1])
-        return latent_note.marked(self._sampled(moments, seed, None), latent_note.note_of(self))
+        return found if moments else latent_note.marked(self._sampled(found, seed, None), latent_note.note_of(self))
 
     def _left_out(self, frames: int | None) -> None:
-        """Record in the report how many frames at the end fill no latent."""
-        if frames and self.last_report is not None and not self.architecture.pairs:
-            self.last_report.dropped = max(0, frames - self.frames(self.architecture.latents(frames)))
+        """Record in the report how many frames at the end fill no latent, and take them off its clip."""
+        report = self.last_report
+        if frames and report is not None and not self.architecture.pairs:
+            report.dropped = max(0, frames - self.frames(self.architecture.latents(frames)))
+            batch, given, *size = report.clip
+            report.clip = batch, given - report.dropped, *size
 
     def _moments(
         self, x: Tensor, request: Request, callbacks: Callbacks, devices: Devices = None, mixed: bool = False,
@@ -259,7 +278,7 @@ class VideoVAE(Face, Core, OldNames):
     ) -> Tensor:  # fmt: skip
         """Encode checked frames to moments [B, 2C, T, h, w]."""
         still, s = self.architecture.still, self.architecture.spatial
-        given = TensorVideo(x, still)
+        given = TensorVideo(x, still, request.signed)
         latents = self.architecture.latents(given.count)
         size = given.batch, 2 * self.model.config.latent_channels, latents, given.height // s, given.width // s
         moments = torch.empty(size, dtype=torch.float32, device="cpu")
@@ -276,6 +295,7 @@ class VideoVAE(Face, Core, OldNames):
             latent = self.model.packing.pack(latent)
         return latent * self.scale
 
+    @as_usual()
     def encode_stream(
         self,
         frames: Iterable[Tensor],
@@ -300,7 +320,8 @@ class VideoVAE(Face, Core, OldNames):
         `encode`.
 
         Args:
-            frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed.
+            frames: [H, W, 3] or [f, H, W, 3] in 0..1 (or uint8) each, taken when they are needed, and copied then: the
+                iterable may fill one buffer again and again.
             count: the number of all frames, if known; another number of frames is an InputError. `progress` needs it
                 for its total (else 0), a seed because its noise is drawn for the whole latent at once, and several
                 devices to share the clip.
@@ -317,13 +338,14 @@ class VideoVAE(Face, Core, OldNames):
         if count is None and not _alone(self, devices):
             raise InputError("several devices need the count of all frames: each makes parts of the whole clip")
         request, callbacks = Request(**options, output="float32"), Callbacks(progress, cancel, on_plan)
-        video = functools.partial(StreamVideo, frames, self.spatial, count, self.colours[0], any_range)
-        return self._encoded(video, request, callbacks, seed, plan, devices, mixed_devices)
+        how = self.spatial, count, self.colours[0], any_range, request.signed
+        video = functools.partial(StreamVideo, frames, *how)
+        return scoped(as_usual, self._encoded(video, request, callbacks, seed, plan, devices, mixed_devices))
 
     def _encoded(
         self, given: Callable[[], StreamVideo], request: Request, callbacks: Callbacks, seed: int | None,
         plan: Plan | None, devices: Devices, mixed: bool,
-    ) -> Iterator[Tensor]:  # fmt: skip
+    ) -> Generator[Tensor, None, None]:  # fmt: skip
         video, noise, part, note = given(), None, None, latent_note.note_of(self)
         count = video.count
         size = video.height // self.spatial, video.width // self.spatial
@@ -344,6 +366,7 @@ class VideoVAE(Face, Core, OldNames):
             video.end()
         self._left_out(video.count)
 
+    @as_usual()
     def encode_raw(self, x: Tensor, *, chunk: int = 0, frames: int = 0) -> Tensor:
         """Run the network alone: [B, 3, F, H, W] in -1..1 -> moments [B, 2C, T, h, w], on the VAE's device.
 
@@ -359,9 +382,9 @@ class VideoVAE(Face, Core, OldNames):
             raise InputError(f"encode_raw takes [B, {c}, F, H, W] of at least {least} pixels, not {list(x.shape)}")
         check_frame(self.model.encoder.program, *(n // self.architecture.spatial for n in x.shape[3:]))
         if self.architecture.own is not None:
-            return self._moments(x.movedim(1, -1).cpu() * 0.5 + 0.5, Request(), Callbacks()).to(self.device)
+            return self._moments(x.movedim(1, -1).cpu(), Request(range="signed"), Callbacks()).to(self.device)
         parts = (x[:, :, a:b] for a, b in spans_of(self.model.encoder.program, x.shape[2], chunk))
-        with self._claimed() as vae, vae._scope():
+        with self._claimed("encoder") as vae, vae._scope():
             return torch.cat(list(vae._plain.moments(parts, Steps(chunk, frames), vae.device, no_check)), 2)
 
     def _need_encoder(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import json
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -27,6 +28,7 @@ from ..engine.precision.digest import digest
 from ..engine.precision.modes import MIXED
 from ..engine.report import Report
 from ..engine.runtime.scope import CUDNN_BENCHMARK
+from .fit import Unfit, own_or_refused, unfit
 from .frames import of_frames
 from .host import EngineVAE
 from .networks import SETTINGS, altered, file_of, patched, replaced
@@ -40,6 +42,7 @@ CONVERTED = (
 )
 UNKNOWN = "ComfyUI's own code, because the engine does not know this network"
 CHANGED = "ComfyUI's own code, because another node has changed this VAE"
+UNFIT = "ComfyUI's own code, because this pack does not know this version of ComfyUI"
 
 
 def from_file(path: Path, precision: str, norm_groups: int | None, settings: Settings, name: str = "") -> EngineVAE:
@@ -53,6 +56,12 @@ def from_file(path: Path, precision: str, norm_groups: int | None, settings: Set
         return checkpoint
 
     return EngineVAE(source, precision, settings, name)
+
+
+def host_file(path: Path, name: str) -> object:
+    """Return the host's own VAE of a file, listed under `name`. Raises InputError where it has no network for it."""
+    stored = read_checkpoint(path)
+    return own_or_refused(stored.tensors, stored.metadata, name)
 
 
 def reading(path: Path) -> Callable[[], Checkpoint]:
@@ -80,10 +89,14 @@ def from_host_vae(vae: object, precision: str) -> EngineVAE | None:
     if not known(vae) or not follows_vae(vae):
         return None
     try:
-        return EngineVAE(weights_of(vae), precision, Settings(), device=vae.device)
+        made = EngineVAE(weights_of(vae), precision, Settings(), device=vae.device)
+    except Unfit:  # which has been logged
+        return None
     except CheckpointError as error:  # layers in a form that only the host's code runs
         _left_to_host(vae.first_stage_model, str(error))
         return None
+    made.not_video = getattr(vae, "not_video", False)
+    return made
 
 
 def weights_of(vae: object) -> Callable[[], Checkpoint]:
@@ -101,7 +114,11 @@ def weights_of(vae: object) -> Callable[[], Checkpoint]:
 
 def _of_network(network: object) -> Checkpoint:
     """Return the weights of a host VAE's network that the engine knows, with the metadata that only files carry."""
-    tensors = {key: t.detach().to(offload_device()) for key, t in network.state_dict().items()}
+    stored = network.state_dict()
+    if empty := next((key for key, t in stored.items() if t.is_meta), None):
+        raise CheckpointError(f"its {empty} is in no file that was loaded")
+    # Newer hosts lay weights out anew in place (channels last), and readers of raw values want them in order.
+    tensors = {key: t.detach().to(offload_device()).contiguous() for key, t in stored.items()}
     fp8 = {key: t.half() for key, t in tensors.items() if t.dtype in FP8}  # as hosts with dynamic VRAM leave it
     tensors |= fp8
     found = Checkpoint(tensors, _metadata(network))
@@ -135,7 +152,7 @@ def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
     if precision == "auto" or (precision == vae.engine.precision and not chosen):
         return vae
     other = EngineVAE(vae.source, precision, vae.settings, vae.name, vae.device)
-    other.decoder = vae.decoder
+    other.decoder, other.not_video = vae.decoder, vae.not_video
     return other
 
 
@@ -211,16 +228,17 @@ def engine_vae(vae: object) -> EngineVAE | None:
     settings = type(network), vae.device, *(getattr(network, name, None) for name in SETTINGS)
     if last is not None and last.settings == settings:
         # Hosts that load weights piece by piece put other tensors with the same values in their place.
-        stamp = last.stamp if last.stamp.holds(network, closely=True) else Stamp(network)
+        stamp = last.stamp if last.stamp.holds(network) else Stamp(network)
         if stamp is last.stamp or last.held == _held(network, last.vae):
             _converted[vae] = last._replace(stamp=stamp)
+            last.vae.not_video = getattr(vae, "not_video", False)  # nodes may set it at any time
             return last.vae if follows(network) else None
     del last  # its weights, before others take their place
     _converted.pop(vae, None)
-    stamp, converted = Stamp(network), from_host_vae(vae, "auto")
+    converted = from_host_vae(vae, "auto")
     if converted is not None:
         converted.notes = [CONVERTED]
-        _converted[vae] = _Conversion(converted, stamp, _held(network, converted), settings)
+        _converted[vae] = _Conversion(converted, Stamp(network), _held(network, converted), settings)
     return converted
 
 
@@ -248,22 +266,36 @@ def host_decode(vae: object, samples: Tensor, settings: Settings) -> tuple[Tenso
     return images.reshape(-1, *images.shape[-3:]), _outcome(report, settings)
 
 
-def host_encode(vae: object, images: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
-    """Encode images [F, H, W, C] or [B, F, H, W, C] with the host's VAE Encode; return the samples."""
+def host_encode(
+    vae: object, images: Tensor, settings: Settings, not_video: bool | None = None
+) -> tuple[Tensor, Outcome]:
+    """Encode images [F, H, W, C] or [B, F, H, W, C] with the host's VAE Encode; return the samples.
+
+    not_video: each image is a picture (True), all are one clip (False), or as the host takes them (None). Hosts before
+    `encode_as` cannot be told: there pictures go one by one, and a clip as the host takes it.
+    """
     if images.ndim not in (4, 5) or 0 in images.shape:
         raise InputError(f"There are no frames in these images: connect [F, H, W, 3], not {list(images.shape)}")
     images = images.flatten(0, -4)
     report = _report(vae, "encode")
     report.clip = (1, *images.shape[:3])
+    images = images[..., :3]
+    told = {} if not_video is None or not _takes_choice(vae.encode) else {"not_video": not_video}
+    one_by_one = bool(not_video) and not told and getattr(vae, "latent_dim", 2) == 3
     with report.stage("encode"):
-        samples = vae.encode(images[..., :3])
+        parts = images.split(1) if one_by_one else [images]
+        samples = torch.cat([vae.encode(part, **told) for part in parts])
     return samples, _outcome(report, settings)
+
+
+def _takes_choice(encode: Callable[..., Tensor]) -> bool:
+    return "not_video" in inspect.signature(encode).parameters
 
 
 def _report(vae: object, operation: str) -> Report:
     precision = str(vae.vae_dtype).removeprefix("torch.")
     network = type(vae.first_stage_model).__name__
-    mode = UNKNOWN if follows_vae(vae) and follows(vae.first_stage_model) else CHANGED
+    mode = UNFIT if unfit() else UNKNOWN if follows_vae(vae) and follows(vae.first_stage_model) else CHANGED
     return Report(operation, (0, 0, 0, 0), network, precision, str(vae.device), mode=mode)
 
 

@@ -8,10 +8,11 @@ from fractions import Fraction
 
 from comfy_api.latest import InputImpl
 
-from ..engine import InputError
+from ..engine import InputError, log
 from ..engine.media.mp4 import Mp4Writer
 from ..engine.media.mp4_format import CODECS, NO_ALPHA, PIXELS, Format
 from ..engine.media.sound import write_sound
+from ..engine.system.patience import clear
 from . import files
 from .conversion import engine_vae, host_decode
 from .frames import check_maker
@@ -95,7 +96,7 @@ class DecodeToVideo(io.ComfyNode):
         if fast is not None:
             check_maker(samples, fast.engine, any_vae)
         path, sound = files.temporary_file(".mp4"), None if audio is None else files.temporary_file(".wav")
-        writer = Mp4Writer(path, form)
+        writer, whole = Mp4Writer(path, form), False
         try:
             if audio is not None:  # first: if it fails, no frames are lost with it
                 write_sound(sound, audio["waveform"], int(audio["sample_rate"]))
@@ -106,11 +107,17 @@ class DecodeToVideo(io.ComfyNode):
                         writer.write(piece)
                 else:
                     outcome = _stream(fast, samples, wishes.over(fast.settings), writer, form.deep)
+            whole = True
             writer.finish(sound)
+        except BaseException:
+            if whole:
+                log.warn(f"{writer.part}: has all frames of this decode, until ComfyUI starts again")
+            else:
+                writer.discard()
+            raise
         finally:
-            writer.discard()
             if sound is not None:
-                sound.unlink(missing_ok=True)
+                clear(sound)
         if writer.transparent:
             outcome.notes.append(f"{NO_ALPHA}: Zero-Waste VAE Decode with Save Image writes PNGs, which have it")
         outcome.notes.append(f"{writer.done} frames at {float(form.fps):g} per second, {codec} {pixels}: {path.name}")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..engine import InputError
 from ..engine.archs import WORDS
+from ..engine.execution.video import Lasting
 from ..engine.media import latent_note
 from ..engine.media.clips import Clip
 from ..engine.media.sound import read_sound
@@ -21,8 +22,10 @@ from .frames import CLIP_SIZE, VAE_NOTE, strange
 from .host import EngineVAE, io
 from .reports import Outcome
 from .settings import Settings, from_widgets
-from .widgets import MODELS, advanced, count, report_output, schema, shared, tiling_inputs
+from .widgets import MODELS, advanced, choice, count, report_output, schema, shared, tiling_inputs
 
+#: Choices of ComfyUI's own VAE Encode, in its words (after 0.38) -> what it passes to a VAE.
+ENCODE_AS = {"Auto": None, "Video Frames": False, "Individual Images": True}
 #: The number of frames that a clip is planned for where its file does not state it.
 _LONG = 1 << 12
 
@@ -44,18 +47,24 @@ class Encode(io.ComfyNode):
                 # Saved workflows hold values in this order: new inputs come last.
                 shared("vae"), shared("vram_gb"), *tiling_inputs(), advanced(shared("chunk")),
                 shared("ram_gb", operation="encode"), shared("gpus"),
+                advanced(choice("encode_as", "Encode as", list(ENCODE_AS), "Auto", "What several images are to a video "
+                                "VAE. Video Frames: one clip; Individual Images: pictures, each with a latent of its "
+                                "own. Auto: as the VAE's model wants it, nearly always one clip. An image VAE always "
+                                "takes pictures.")),
             ],
             outputs=[io.Latent.Output(display_name="Latent", tooltip="For a sampler or a decode."), report_output()],
         )  # fmt: skip
 
     @classmethod
-    def execute(cls, pixels: Tensor, vae: object, **given: object) -> io.NodeOutput:
+    def execute(cls, pixels: Tensor, vae: object, encode_as: str = "Auto", **given: object) -> io.NodeOutput:
         wishes, fast, notes = from_widgets(**given), engine_vae(vae), strange(pixels)
+        if encode_as not in ENCODE_AS:
+            raise InputError(f"encode_as={encode_as!r} is not known: use one of {', '.join(ENCODE_AS)}")
         if fast is None:
-            latent, outcome = host_encode(vae, pixels, wishes)
+            latent, outcome = host_encode(vae, pixels, wishes, ENCODE_AS[encode_as])
             made = {"samples": latent}
         else:
-            clip = fast.layout.clip(pixels)
+            clip = fast.clip(pixels, ENCODE_AS[encode_as])
             padded, size = fast.layout.pad(clip), tuple(clip.shape[1:4])
             latent, outcome = fast.run_encode(padded, wishes.over(fast.settings))
             made = _latent(fast, latent, outcome, tuple(padded.shape[1:4]), size)
@@ -112,7 +121,7 @@ def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str
     sides = vae.layout.padded_size(1, *first.shape[:2])[1:]
     size = vae.layout.clip_size(1, clip.count or _LONG, *sides)
     with vae.running("encode", size, settings.options()) as run:
-        padded = vae.layout.padded(chain([first], given))
+        padded = Lasting(vae.layout.padded(chain([first], given)))
         with closing(vae.engine.encode_stream(padded, **run.options)) as latents:
             latent = vae.layout.samples(torch.cat(list(latents), 2))
     outcome = Outcome(vae.engine.last_report, run.loaded, notes=[*vae.notes])
@@ -146,6 +155,8 @@ class _Frames:
         else:
             parts = video.get_components()
             self._source, self.fps, total = parts.images, float(parts.frame_rate), len(parts.images)
+        # Images that are no tensor may be a reader that fills one buffer again and again.
+        self._copies = not self._file and not isinstance(self._source, Tensor)
         if begins < 0:
             begins = max(0.0, (total or 0) / self.fps + begins)
         # The host takes frames that begin within the window.
@@ -181,7 +192,7 @@ class _Frames:
         for frame in islice(self._source, *self._span):
             self.read += 1
             self.notes = self.notes or strange(frame)
-            yield frame[..., : self._colours]
+            yield (frame.clone() if self._copies else frame)[..., : self._colours]
         if not self.read:
             raise InputError("The video has no frames there: lower the first frame")
         if self._file:  # its time stamps are read

@@ -17,8 +17,8 @@ from ..engine import Checkpoint, InputError, demo_vae_path, log, read_checkpoint
 from ..engine.archs import Architecture, by_file, detect
 from ..engine.checkpoints import quantised
 from ..engine.checkpoints.quantize import PLAIN, TYPES
-from ..engine.checkpoints.reading import one_line
-from ..engine.loader import stored_groups
+from ..engine.errors import one_line
+from ..engine.loader import sizes
 from ..engine.planning.meta import meta_model
 from .panel import KNOWN
 
@@ -134,7 +134,7 @@ def _learn(name: str, path: Path) -> None:
             KNOWN.learn(name, None, None)
         else:
             shapes = {key: tuple(t.shape) for key, t in header.tensors.items()}
-            config = architecture.config_of(shapes, header.metadata, stored_groups(header))
+            config = sizes(architecture, shapes, header)
             KNOWN.learn(name, architecture.of(config), config)
             KNOWN.learn_quantised(name, *_quantised(header, architecture, config))
     except Exception as error:  # one strange file must not keep the others from being read
@@ -171,10 +171,25 @@ def dated(prefix: str, now: datetime) -> str:
 
 
 def check_prefix(output: Path, prefix: str) -> None:
-    """Refuse a prefix that names no file, or one outside `output` (through links as well). Raises InputError."""
+    """Refuse a prefix that names no file, or one outside `output` (through links as well). Raises InputError.
+
+    What any system takes for something else than a name is refused by its text, on every system: to resolve
+    `\\\\server\\share` is to call that server."""
     if not prefix.isprintable():
         raise InputError(f"filename_prefix={prefix!r}: line breaks and control characters cannot be in a file's name")
-    longest = max(len(part.encode()) for part in re.split(r"[/\\]", prefix))
+    parts = re.split(r"[/\\]", prefix)
+    if prefix[:1] in ("/", "\\") or ".." in parts:
+        raise InputError(f"filename_prefix={prefix!r} leads out of the output folder: write a name, or folder/name")
+    if found := re.search(r'[:*?"<>|]', prefix):
+        raise InputError(f"filename_prefix={prefix!r}: Windows takes no {found[0]} in a file's name; leave it out")
+    # Windows drops dots and spaces at the end; the file's name goes on with a counter.
+    if any(part != "." and part.endswith((".", " ")) for part in parts[:-1]):
+        raise InputError(f"filename_prefix={prefix!r}: a folder's name cannot end with a dot or a space on Windows")
+    for part in parts:
+        name = part.partition(".")[0].rstrip(" ").lower()
+        if re.fullmatch(r"con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]", name):
+            raise InputError(f"filename_prefix={prefix!r}: {part} is a device on Windows; choose another name")
+    longest = max(len(part.encode()) for part in parts)
     if longest > MOST_CHARACTERS:
         raise InputError(
             f"filename_prefix={prefix[:40]!r}... is too long: a name of {longest} bytes, and at most {MOST_CHARACTERS} "

@@ -70,11 +70,11 @@ class Layout:
             return latent.transpose(1, 2).flatten(0, 1)
         return latent[:, :, 0] if self.flat else latent
 
-    def clip(self, images: Tensor) -> Tensor:
+    def clip(self, images: Tensor, apart: bool = False) -> Tensor:
         """Return an IMAGE [F, H, W, C] or [B, F, H, W, C] as [B, F, H, W, colours], or 3 where it has no more.
 
-        A batch of frames is one clip, or clips of one frame each for an image VAE. Alpha is dropped where none is
-        encoded. Raises InputError on other shapes.
+        A batch of frames [F, H, W, C] is one clip, or clips of one frame each if `apart` and for an image VAE. Alpha is
+        dropped where none is encoded. Raises InputError on other shapes.
         """
         check_dense(images, "a clip")
         if images.ndim not in (4, 5) or images.shape[-1] < 3:
@@ -88,7 +88,8 @@ class Layout:
                 f"These images are too small: a clip has at least one frame of 8x8 pixels, not {list(images.shape)}"
             )
         clip = clip[..., : self._colours]
-        return clip.flatten(0, 1).unsqueeze(1) if self.still else clip
+        apart = apart and images.ndim == 4 and not self.joined
+        return clip.flatten(0, 1).unsqueeze(1) if self.still or apart else clip
 
     def shown(self, images: Tensor) -> Tensor:
         """Return frames [B, F, H, W, 3] in the form of the host's own VAE of this kind."""
@@ -186,13 +187,34 @@ def strange(images: Tensor) -> list[str]:
     return [] if why is None else [why]
 
 
-def too_many(shape: tuple[int, ...], dtype: torch.dtype) -> list[str]:
-    """Return a warning for a decode whose frames [B, F, H, W, 3] are larger than the free host memory, else none. It is
-    logged at once, because the system may end the process."""
-    size, free = math.prod(shape) * dtype.itemsize, available_ram()
+def crowded(count: int, size: int, free: int | None, clip: bool) -> str:
+    """Return why a decode's frames or pictures do not fit into host memory, with the way out; "" if they do.
+
+    size: their bytes; free: bytes of host memory, None if not known; clip: they are one clip, which a file can hold.
+    """
     if free is None or size <= free:
-        return []
-    text = (f"its {shape[0] * shape[1]} frames take {in_gb(size)} of host memory and {in_gb(free)} are free: "
-            "Zero-Waste Decode to Video writes frames to a file as they are made")  # fmt: skip
-    log.warn(f"decode: {text}")
-    return [text]
+        return ""
+    if clip:
+        return (f"{count} frames take {in_gb(size)} of host memory and {in_gb(free)} are free: use Zero-Waste Decode "
+                "to Video, which writes them to a file as they are made")  # fmt: skip
+    return f"{count} images take {in_gb(size)} of host memory and {in_gb(free)} are free: decode fewer at a time"
+
+
+def too_many(shape: tuple[int, ...], dtype: torch.dtype, clip: bool) -> list[str]:
+    """Return a warning for a decode whose frames [B, F, H, W, 3] are larger than the free host memory, else none. It is
+    logged at once, because the system may end the process. clip: as for `crowded`."""
+    text = crowded(shape[0] * shape[1], math.prod(shape) * dtype.itemsize, available_ram(), clip)
+    if text:
+        log.warn(f"decode: {text}")
+    return [text] if text else []
+
+
+def held(shape: tuple[int, ...], dtype: torch.dtype, clip: bool) -> Tensor:
+    """Return host memory for a decode's frames [B, F, H, W, 3]. Raises InputError where the system grants none."""
+    try:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    except (RuntimeError, MemoryError) as error:
+        size = math.prod(shape) * dtype.itemsize
+        # What the system counts as free it may still have promised to others.
+        why = crowded(shape[0] * shape[1], size, min(available_ram() or 0, size - 1), clip)
+        raise InputError(why) from error

@@ -1,4 +1,4 @@
-"""ComfyUI's VAE type and memory management; with services.py the only file that touches comfy."""
+"""ComfyUI's VAE type and memory management; with fit.py and services.py the only file that touches comfy."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from ..engine.runtime.pinned import POOL
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.system.devices import empty_host_cache
 from ..engine.system.memory import GIB
-from .frames import Layout, strange, too_many
+from .fit import begin, own, own_or_refused
+from .frames import Layout, held, strange, too_many
 from .networks import Direct, altered, patched
 from .panel import KNOWN, plan_facts, raised_facts
 from .reports import Outcome, fitting
 from .runs import Preview, Stages, others
-from .services import Progress, bare, machine, native_blend, sampled, say_here, shows_previews
+from .services import Progress, bare, machine, native_blend, sampled, say_here, shows_previews, unrecorded
 from .settings import Settings
 
 __all__ = ["ComfyExtension", "EngineVAE", "io", "own_vae"]
@@ -54,18 +55,20 @@ class Running:
 class EngineVAE(comfy.sd.VAE):
     """A ComfyUI VAE whose work is done by the engine.
 
-    `settings` are the wishes of the nodes that made it; stock nodes run with them. `source()` returns the weights it
+    `settings` are the wishes of the nodes that made it; stock nodes run with them. `not_video` is the host's: images
+    that it encodes are pictures, each a clip of one frame. `source()` returns the weights it
     was made from, as they are stored. The weights it runs with stay in the host's hands: its patcher loads and offloads
     them. `name` is the name its file is listed under; the panel asks for plans by it.
     """
+
+    not_video = False  # of hosts that do not set it
 
     def __init__(
         self, source: Callable[[], Checkpoint], precision: str, settings: Settings, name: str = "",
         device: torch.device | None = None,
     ) -> None:  # fmt: skip
-        """device: of its runs; None: the host's for VAEs."""
-        # The smallest VAE of the host: it sets all attributes that this version of the host gives a VAE.
-        super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)}, device=device)
+        """device: of its runs; None: the host's for VAEs. Raises Unfit where this host cannot hold one."""
+        begin(self, device)
         # The host moves the weights before a run; plans are made earlier, and depend on the run's device.
         checkpoint = source()
         shapes = {key: torch.empty(t.shape, dtype=t.dtype, device="meta") for key, t in checkpoint.tensors.items()}
@@ -125,7 +128,7 @@ class EngineVAE(comfy.sd.VAE):
     def __deepcopy__(self, memo: dict[int, Any]) -> EngineVAE:
         """Return a VAE with weights of its own: those that this one was made from."""
         vae = EngineVAE(self.source, self.engine.asked, self.settings, self.name, self.device)
-        vae.decoder = self.decoder
+        vae.decoder, vae.not_video = self.decoder, self.not_video
         return vae.with_wishes(self.settings, self.engine.options)
 
     def with_wishes(self, settings: Settings, options: Options | None = None) -> EngineVAE:
@@ -135,6 +138,10 @@ class EngineVAE(comfy.sd.VAE):
         if options is not None:
             vae._use(self.engine.with_options(options))
         return vae
+
+    def _comfy_cache_tensors(self) -> list[Tensor]:
+        """Return its weights, which the host's cache counts: it drops what is large when memory is short (0.38 on)."""
+        return [*self.engine.model.state_dict().values()]
 
     def describe(self) -> str:
         """Return its report: network, precision, device, wishes, and unused optimisations with reasons."""
@@ -157,13 +164,17 @@ class EngineVAE(comfy.sd.VAE):
         latent_note.check(latent_note.found(samples), self.engine)
         return self.layout.shown(self.run_decode(samples, settings)[0])
 
-    def encode(self, pixel_samples: Tensor) -> Tensor:
-        """Encode an IMAGE [F, H, W, C] or [B, F, H, W, C] to samples [B, C, T, h, w], pictures to [B, C, h, w]."""
-        return self.run_encode(self._clip(pixel_samples), self.settings)[0]
+    def encode(self, pixel_samples: Tensor, not_video: bool | None = None) -> Tensor:
+        """Encode an IMAGE [F, H, W, C] or [B, F, H, W, C] to samples [B, C, T, h, w], pictures to [B, C, h, w].
+        not_video: whether images [F, H, W, C] are clips of one frame each; None: as the VAE's own attribute says."""
+        return self.run_encode(self._clip(pixel_samples, not_video), self.settings)[0]
 
-    def encode_tiled(self, pixel_samples: Tensor, tile_x: int | None = None, **_: object) -> Tensor:
+    def encode_tiled(
+        self, pixel_samples: Tensor, tile_x: int | None = None, not_video: bool | None = None, **_: object
+    ) -> Tensor:
         """Encode in exact tiles of `tile_x` pixels."""
-        return self.run_encode(self._clip(pixel_samples), Settings("exact", tile_x or 0).over(self.settings))[0]
+        tiles = Settings("exact", tile_x or 0).over(self.settings)
+        return self.run_encode(self._clip(pixel_samples, not_video), tiles)[0]
 
     def run_decode(self, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
         """Decode under `settings`; return the frames and the outcome of the run."""
@@ -173,7 +184,8 @@ class EngineVAE(comfy.sd.VAE):
             output = "float16" if self._output_dtype() is torch.float16 else "float32"
         s, colours, images = self.engine.spatial, self.engine.colours[1], []
         shape = latent.shape[0], self.engine.frames(latent.shape[2]), *(s * n for n in latent.shape[3:]), colours
-        crowded = too_many(shape, OUTPUTS[output])
+        kept = shape, OUTPUTS[output], shape[0] == 1 and not self.layout.still
+        crowded = too_many(*kept)
 
         def preview(plan: Plan) -> Preview | None:
             clips = images[0].view(size[0], -1, *shape[2:])
@@ -181,7 +193,7 @@ class EngineVAE(comfy.sd.VAE):
 
         options = {**settings.options(), "output": output}
         with self.running("decode", size, options, (0, 0), preview, settings.gpus) as run:
-            images.append(torch.empty(shape, dtype=OUTPUTS[output]))
+            images.append(held(*kept))
             self.engine.decode(latent, out=images[0], any_vae=True, **run.options)
         outcome = self.outcome(run, size, settings)
         outcome.notes += crowded
@@ -235,6 +247,7 @@ class EngineVAE(comfy.sd.VAE):
 
         say_here(f"{operation}: making room and loading the weights")
         with (
+            unrecorded(),
             fitting(operation),
             self._loaded(f"{operation}r", size, options, rest) as made,
             others(self.engine, gpus, made, mm.free_memory) as shared,
@@ -304,9 +317,13 @@ class EngineVAE(comfy.sd.VAE):
     def _peak(self, half: str, size: tuple[int, int, int, int]) -> int:
         return self.engine.planner.plan(half, size[1:]).peak_bytes
 
-    def _clip(self, images: Tensor) -> Tensor:
-        """Return any IMAGE as [B, F, H, W, 3], cropped as the host crops before it encodes."""
-        clip = self.layout.clip(images)
+    def clip(self, images: Tensor, not_video: bool | None = None) -> Tensor:
+        """Return any IMAGE as [B, F, H, W, colours]; not_video: as for `encode`."""
+        return self.layout.clip(images, self.not_video if not_video is None else not_video)
+
+    def _clip(self, images: Tensor, not_video: bool | None) -> Tensor:
+        """Return `clip`, cropped as the host crops before it encodes."""
+        clip = self.clip(images, not_video)
         strange(clip)
         return self.vae_encode_crop_pixels(clip.flatten(0, 1)).unflatten(0, clip.shape[:2])
 
@@ -326,7 +343,7 @@ class EngineVAE(comfy.sd.VAE):
         """Return why this host has no network of its own for this VAE, judged by sizes; "" where no reason is known."""
         try:
             with torch.device("meta"):
-                _own(self.outline)
+                own(self.outline.tensors, self.outline.metadata)
         except RuntimeError as error:
             if "size mismatch" in str(error):
                 return "this ComfyUI has no network of its own for a VAE of these sizes"
@@ -366,16 +383,5 @@ def own_vae(vae: comfy.sd.VAE) -> comfy.sd.VAE:
     """
     if not isinstance(vae, EngineVAE):
         return vae
-    try:
-        return _own(vae.source())
-    except RuntimeError as error:
-        why = str(error).strip().split("\n", 1)[0].rstrip(":")[:120]
-        raise InputError(f"{vae.name}: this ComfyUI has no network of its own for this VAE ({why})") from error
-
-
-def _own(checkpoint: Checkpoint) -> comfy.sd.VAE:
-    # Hosts whose VAE takes no metadata have no network that needs them.
-    told = {"metadata": checkpoint.metadata} if "config" in checkpoint.metadata else {}
-    own = comfy.sd.VAE(sd=dict(checkpoint.tensors), **told)
-    own.throw_exception_if_invalid()
-    return own
+    stored = vae.source()
+    return own_or_refused(stored.tensors, stored.metadata, vae.name)

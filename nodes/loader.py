@@ -8,6 +8,7 @@ from ..engine.loader import demo_clip_path
 from ..engine.media.clips import read_video
 from ..engine.options import TOGGLES, Options
 from . import conversion, files, widgets
+from .fit import Unfit
 from .host import EngineVAE, io
 from .reports import counted, ui
 from .settings import Settings, from_widgets
@@ -46,8 +47,11 @@ class Loader(io.ComfyNode):
     def execute(
         cls, vae_name: str, precision: str = "auto", vram_gb: float = 0.0, norm_groups: int = 0, optimise: bool = True
     ) -> io.NodeOutput:
-        settings = Settings(vram_gb=vram_gb)
-        vae = conversion.from_file(files.path_of(vae_name), precision, norm_groups or None, settings, vae_name)
+        settings, path = Settings(vram_gb=vram_gb), files.path_of(vae_name)
+        try:
+            vae = conversion.from_file(path, precision, norm_groups or None, settings, vae_name)
+        except Unfit as error:
+            return io.NodeOutput(conversion.host_file(path, vae_name), report := f"{vae_name}: {error}", ui=ui(report))
         if not optimise:
             vae = vae.with_wishes(settings, Options().switched(off=TOGGLES))
         return io.NodeOutput(vae, report := vae.describe(), ui=ui(report))

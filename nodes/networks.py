@@ -90,10 +90,13 @@ class Direct:
         else:
             super().__setattr__(name, value)
 
-    def decode(self, z: Tensor) -> Tensor:
-        """Decode latents [B, C, T, h, w] (of pictures [B, C, h, w]) to [B, 3, F, H, W] (or [B, 3, H, W]) in -1..1."""
-        return self._vae.decode(z).mul(2).sub(1).movedim(-1, 1)
+    def decode(self, z: Tensor, output_buffer: Tensor | None = None, **_: object) -> Tensor:
+        """Decode latents [B, C, T, h, w] (of pictures [B, C, h, w]) to [B, 3, F, H, W] (or [B, 3, H, W]) in -1..1, into
+        `output_buffer` if there is one. What else newer hosts tell their networks (a tile, a device) is the engine's
+        own choice."""
+        frames = self._vae.decode(z).mul(2).sub(1).movedim(-1, 1)
+        return frames if output_buffer is None else output_buffer.copy_(frames)
 
-    def encode(self, x: Tensor) -> Tensor:
+    def encode(self, x: Tensor, **_: object) -> Tensor:
         """Encode [B, 3, F, H, W] (or [B, 3, H, W]) in -1..1 to latents, as `decode` takes them."""
         return self._vae.encode(x.movedim(1, -1).add(1).div(2))

@@ -17,7 +17,7 @@ from ..engine.distributed.devices import resolve
 from ..engine.errors import Cancelled, ZeroWasteError
 from ..engine.kernels.cards import AUTO, CHOICES
 from ..engine.loader import NAMES, PRECISIONS, named
-from ..engine.options import DEFAULTS, Options
+from ..engine.options import DEFAULTS, PLAIN_TILES, Options
 from ..engine.planning.budget import Machine
 from ..engine.planning.fused_walk import FusedWalk
 from ..engine.planning.make import without_weights
@@ -25,9 +25,11 @@ from ..engine.planning.plan import Plan
 from ..engine.request import NATIVE_BLENDS, OVERLAP, TILINGS, Request
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.system.memory import GIB
+from ..engine.system.words import REFERENCE
 from ..engine.tuning import kept
 from ..engine.tuning.tune import tune, why_not
-from .reports import labelled
+from .frames import crowded
+from .reports import labelled, naming_gpus
 
 #: Largest values a question may hold; sizes in pixels, memory in GB.
 LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 4096, "tile": 16384, "overlap": 16384,
@@ -93,6 +95,8 @@ def _value(name: str, text: str) -> str | float | int:
         raise InputError(f"{name[:40]!r} is not one of on, off, {', '.join((*_TEXTS, *_CHOICES, *LIMITS))}")
     most, least = LIMITS[name], 8 if name in ("width", "height") else 1 if name in ("frames", "batch") else 0
     # int() and float() also take underscores, other scripts' digits and any length.
+    if re.fullmatch("-[0-9.]{1,30}", text):
+        raise InputError(f"{name}={text} is below 0: give 0 or more")
     if not re.fullmatch("[0-9]{1,12}" if isinstance(most, int) else "[0-9]{1,12}([.][0-9]{1,20})?", text):
         raise InputError(f"{name}={text[:40]!r} is not a number")
     value = type(most)(text)
@@ -179,7 +183,8 @@ def answer(
     if network is None:
         return {"unknown": True, "host": loaded, "model": question.model}
     (architecture, config), here, q = network, machine.device, question
-    devices = resolve(q.gpus, here)
+    with naming_gpus():
+        devices = resolve(q.gpus, here)
     if here not in devices:
         raise InputError(f"ComfyUI runs this VAE on {here}: name that GPU too, or all")
     asked, plain = named(q.precision, here, architecture, q.model in KNOWN.quantised)
@@ -212,8 +217,15 @@ def answer(
     except PlanError as error:
         sides = {"width": architecture.spatial * width, "height": architecture.spatial * height}
         return {"fits": False, "text": labelled(str(error)), "frames": q.frames, "batch": q.batch, **sides, **facts}
+    if plan.reference:
+        facts["kernels"] = REFERENCE
+    if plan.bare and facts["kernels"]:
+        facts |= {"kernels": "", "kernels_off": PLAIN_TILES}
     shown = plan_facts(plan, batch, latents, architecture, colours_of(config)[1], request.dtype)
-    return {**shown, **facts, **raised_facts(plan)}
+    count, free = shown["batch"] * shown["frames"], None if machine.half_ram is None else 2 * machine.half_ram
+    clip = shown["batch"] == 1 and not architecture.still
+    short = crowded(count, int(shown["result_gb"] * GIB), free, clip)
+    return {**shown, **facts, **raised_facts(plan), "crowded": short}
 
 
 def raised_facts(plan: Plan) -> dict[str, object]:

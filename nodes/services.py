@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import comfy.model_management as mm
 import comfy.sd as sd
@@ -20,7 +22,7 @@ from ..engine.loader import PRECISIONS, auto_precision
 from ..engine.planning.budget import Machine
 from ..engine.planning.fusable import availability
 from ..engine.request import NATIVE_BLENDS
-from ..engine.runtime.pinned import forbid
+from ..engine.runtime.pinned import POOL, forbid
 from .runs import PREVIEW_SIZE, Preview
 from .settings import obey
 
@@ -50,6 +52,33 @@ def sampled() -> Machine:
     obey(args)
     _machine = bare(mm.vae_device())
     return _machine
+
+
+class HostPins:
+    """The host's count of page-locked memory, as `pinned.Ledger`: it locks models up to a limit of its own, 40 % of all
+    memory on Windows, and drops idle ones for others. Older hosts have neither count nor limit."""
+
+    def grant(self, size: int) -> bool:
+        most = getattr(mm, "MAX_PINNED_MEMORY", -1)
+        if most > 0:  # else it locks nothing itself
+            ensure = getattr(mm, "ensure_pin_registerable", None)
+            if ensure is None:
+                free = getattr(mm, "TOTAL_PINNED_MEMORY", 0) + size <= most
+            elif "evict_active" in inspect.signature(ensure).parameters:
+                free = ensure(size, evict_active=False)  # models that run keep theirs
+            else:
+                free = ensure(size)
+            if not free:
+                return False
+        self.free(-size)
+        return True
+
+    def free(self, size: int) -> None:
+        if hasattr(mm, "TOTAL_PINNED_MEMORY"):
+            mm.TOTAL_PINNED_MEMORY -= size
+
+
+POOL.ledger = HostPins()
 
 
 def bare(device: torch.device) -> Machine:
@@ -87,12 +116,25 @@ def native_blend(architecture: Architecture) -> str:
         probe = network.__new__(network)
         torch.nn.Module.__init__(probe)
         probe.vae_ratio, probe.tile_size, probe.tile_overlap_min = 1, 4, 2
-        probe._decode_pixels = lambda z: z + torch.arange(16.0).view(4, 4)
-        corner = float(probe.tiled_decode(torch.zeros(1, 1, 1, 6, 6))[..., 2, 2])
+        probe._decode_pixels = lambda z: z + torch.arange(16.0, dtype=torch.float32, device="cpu").view(4, 4)
+        corner = float(probe.tiled_decode(torch.zeros(1, 1, 1, 6, 6, dtype=torch.float32, device="cpu"))[..., 2, 2])
     except Exception as error:  # a host without such a network, or with another one
         log.debug(f"the host's blending of native tiles is not known: {error}")
         return NATIVE_BLENDS[0]
     return NATIVE_BLENDS[corner != 10.0]
+
+
+def unrecorded() -> AbstractContextManager[object]:
+    """Return a context in which the host records no allocations of this thread.
+
+    Hosts from 0.38 on record those of a sampler's blocks and of previews, and play them back: memory that outlives the
+    recording, as packed weights and graphs do, would end the process.
+    """
+    try:
+        from comfy.model_prefetch import pause_malloc_graph
+    except ImportError:  # a host that records nothing
+        return nullcontext()
+    return pause_malloc_graph()
 
 
 def shows_previews() -> bool:

@@ -10,6 +10,7 @@ from ..engine import InputError, log
 from ..engine.request import OVERLAP, TILINGS, usual_overlap
 from ..engine.system.memory import GIB
 from ..engine.system.orders import ORDERS, Orders
+from ..engine.system.words import many
 
 DEFAULT_OVERLAP = OVERLAP  # of the widgets: who leaves it means the engine's own default
 #: Number types of the frames that nodes output.
@@ -49,7 +50,7 @@ class Settings:
         return ", ".join(filter(None, (
             f"tiling {self.tiling}", self.tile and f"tile {self.tile} px",
             self.overlap is not None and f"overlap {self.overlap} px",
-            self.chunk and f"{self.chunk} latent(s) per chunk",
+            self.chunk and f"{many(self.chunk, 'latent')} per chunk",
             self.vram_gb and f"at most {self.vram_gb:g} GB",
             self.ram_gb and f"at most {self.ram_gb:g} GB of host memory",
             self.output != "auto" and f"frames in {self.output}", self.gpus != "auto" and f"GPUs {self.gpus}",

@@ -111,7 +111,8 @@ _SHARED = {
     "gpus": (
         io.String.Input, "GPUs", {"default": "auto"},
         "GPUs that share the clip, with the bits of one. auto: only the one ComfyUI runs this VAE on; all: every GPU "
-        "of its kind; or a list that names that one too, such as cuda:0,cuda:1.",
+        "of its kind; or a list that names that one too, such as cuda:0,cuda:1. On Windows ComfyUI sees one GPU, "
+        "unless started with --cuda-device all.",
     ),
     "any_vae": (
         io.Boolean.Input, ANY_VAE, {"default": False},

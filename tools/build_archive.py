@@ -30,6 +30,7 @@ NEEDED = (
     "nodes/__init__.py", "web/js/zerowaste.js", "locales/en/main.json", "assets/demo_vae.safetensors",
 )  # fmt: skip
 REFUSED = ("tests", "workflows", "registry", "tools/train_demo", ".github", ".ci")
+COMPILED = re.compile(r"(^|/)__pycache__/|\.py[cod]$")
 #: Code that the registry's scan flags. `subprocess` is allowed in the bench and in tuning (below).
 FLAGGED = re.compile(
     r"(?<![\w.])(?:eval|exec)\(|\bos\.system\(|^\s*(?:import|from) (?:subprocess|pickle)", re.MULTILINE
@@ -75,13 +76,17 @@ def addressed(text: str, repository: str) -> str:
 
 def copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
+    shutil.copyfile(source, target, follow_symlinks=False)
 
 
 def problems(target: Path) -> list[str]:
     """Return the faults of a staged archive, one line each."""
     files = {path.relative_to(target).as_posix(): path for path in target.rglob("*") if path.is_file()}
     found = [f"{name} is missing" for name in NEEDED if name not in files]
+    # Managed installations of ComfyUI refuse a pack for these.
+    links = [path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_symlink()]
+    found += [f"{name} is a link" for name in links]
+    found += [f"{name} is compiled Python" for name in files if COMPILED.search(name)]
     found += [f"{name} must not be shipped" for name in files if name.startswith(tuple(f"{r}/" for r in REFUSED))]
     templates = [name for name in files if name.startswith("example_workflows/") and name.endswith(".json")]
     if not templates:

@@ -12,13 +12,13 @@ from .registry import (
     by_name,
     detect,
     find_key_set,
-    kind_of,
     latent_space,
     native_names,
     other_vaes,
     renamed,
     unwrapped,
 )
+from .unsupported import kind_of, lies_beside
 
 __all__ = [
     "ARCHITECTURES",
@@ -34,6 +34,7 @@ __all__ = [
     "find_key_set",
     "kind_of",
     "latent_space",
+    "lies_beside",
     "native_names",
     "other_vaes",
     "renamed",

@@ -23,6 +23,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 Widths = tuple[int, ...]
 #: Groups of most published networks' norms; files with another number give it in their metadata (norm_num_groups).
 DEFAULT_GROUPS = 32
+#: Name in a checkpoint's metadata of the JSON text that lies beside its file, in files under diffusers' names.
+BESIDE = "config.json"
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,8 @@ class Architecture:
     prepared: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     #: Parameters that stay in fp32 whatever the type of the others.
     wide: tuple[str, ...] = ()
+    #: A regular expression for names of tensors that its files may have, on which no frame and no latent depends.
+    unused: str = r"(?!)"
 
     def activations(self, asked: str, half_sums: bool) -> str:
         """Return the type of activations, "fp16" or "bf16", of an approximate precision such as "int8".
@@ -190,7 +194,8 @@ class Architecture:
         """Return a network's parameters with the constants of the components that it has."""
         halves = {name.partition(".")[0] for name in tensors}
         missing = ((n, v) for n, v in self.constants if n not in tensors and n.partition(".")[0] in halves)
-        return {**tensors, **{name: torch.tensor(values, dtype=torch.float32) for name, values in missing}}
+        made = {name: torch.tensor(values, dtype=torch.float32, device="cpu") for name, values in missing}
+        return {**tensors, **made}
 
     def config_of(self, shapes: Shapes, metadata: Mapping[str, object], norm_groups: int | None = None) -> Any:
         """Return the sizes of a file's networks. Raises InputError."""

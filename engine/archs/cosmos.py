@@ -103,4 +103,5 @@ ARCHITECTURE = Architecture(
     8, 8, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
     constants=tuple((n, (0.5**0.5,) * 2) for n in ("decoder.unpatcher3d.wavelets", "encoder.patcher3d.wavelets")),
     published=Published("Cosmos CV8x8x8", Config((256, 512, 512), (256, 512, 512)), r"cosmos", ("cosmos",)),
+    unused=r"(encoder\.|decoder\.un)patcher3d\.(_arange|patch_size_buffer)$",  # constants
 )  # fmt: skip

@@ -19,6 +19,8 @@ from .hunyuan import NAMES, middle
 
 #: Number of resolutions, each half of the one before.
 LEVELS = 5
+#: Products of a time that these networks have not, in ComfyUI's class.
+UNUSED = r"(en|de)coder\.mid\.block_\d\.temb_proj\."
 
 
 @dataclass(frozen=True)
@@ -106,4 +108,5 @@ ARCHITECTURE = Architecture(
         "HunyuanVideo 1.5", Config((128, 256, 512, 1024, 1024), (128, 256, 512, 1024, 1024)),
         r"hunyuan[ _.-]*video[ _.-]*1?[._]?5", ("hunyuan",),
     ),
+    unused=UNUSED,
 )  # fmt: skip

@@ -14,7 +14,7 @@ from ..network.ops.shortcut import ShortcutDown, ShortcutUp
 from ..network.program import STEP, TILES, Program
 from .arch import Architecture, KeySet, Published, Shapes, Sizes, groups_of
 from .hunyuan import middle
-from .hunyuan15 import sizes
+from .hunyuan15 import UNUSED, sizes
 
 NAMES = Names(conv_shortcut="nin_shortcut")
 #: Frames that represent one picture.
@@ -80,4 +80,5 @@ ARCHITECTURE = Architecture(
         "HunyuanImage refiner", Config((128, 256, 512, 1024, 1024), (128, 256, 512, 1024, 1024)),
         r"hunyuan[ _.-]*image[ _.-]*refiner", ("hunyuanimage",),
     ),
+    unused=UNUSED,
 )  # fmt: skip

@@ -42,7 +42,8 @@ class Config:
     """Widths from full to lowest resolution, e.g. (128, 256, 512, 512). None: that component is absent from the file.
 
     latent_channels: channels that the file's 1x1 convolutions make of the network's z_channels, or the same without
-    them. resnets: blocks per level of the encoder and of the decoder.
+    them. resnets: blocks per level of the encoder and of the decoder. attends: the levels of each, counted from full
+    resolution, in which attention follows every block.
     """
 
     encoder_widths: Widths | None
@@ -53,6 +54,7 @@ class Config:
     resnets: tuple[int, int] = (2, 3)
     attention: bool = True
     norm_groups: int = DEFAULT_GROUPS
+    attends: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:
@@ -77,7 +79,9 @@ class Config:
         _check_kind(shapes, encoder, z, latent)
         resnets = _resnets(shapes, "encoder.down") or 2, _resnets(shapes, "decoder.up") or 3
         attention = holds(shapes, "encoder.mid.attn_1", "decoder.mid.attn_1")
-        return cls(encoder, decoder, latent, z, quantised, resnets, attention, groups_of(norm_groups, encoder, decoder))
+        groups = groups_of(norm_groups, encoder, decoder)
+        attends = _attends(shapes, "encoder.down"), _attends(shapes, "decoder.up")
+        return cls(encoder, decoder, latent, z, quantised, resnets, attention, groups, attends)
 
 
 def _check_kind(shapes: Shapes, encoder: Widths | None, z: int, latent: int) -> None:
@@ -91,9 +95,10 @@ def _check_kind(shapes: Shapes, encoder: Widths | None, z: int, latent: int) -> 
     if moments == z or (codes and not encoder):
         raise InputError("a VQ model, whose latents are rounded to a list of codes: this pack runs none; take the VAE "
                          "that the model was published with, or the program that it came with")  # fmt: skip
-    if any(re.fullmatch(r"(de|en)coder\.(up|down)\.\d{1,3}\.attn\.0\.q\.weight", name) for name in shapes):
-        raise InputError("its levels have attention of their own: this pack runs image VAEs with attention in the "
-                         "middle alone; decode with the program that it came with")  # fmt: skip
+
+
+def _attends(shapes: Shapes, row: str) -> tuple[int, ...]:
+    return tuple(i for i in range(rows(shapes, row)) if holds(shapes, f"{row}.{i}.attn"))
 
 
 def _resnets(shapes: Shapes, row: str) -> int:
@@ -120,17 +125,20 @@ def decoder(config: Config) -> Program:
     last = len(w) - 1
 
     def level(i: int) -> list[Step]:
-        ins = (w[max(i - 1, 0)], *[w[i]] * (config.resnets[1] - 1))
-        steps: list[Step] = [Res(f"up.{last - i}.block.{j}", c, w[i], norm, NAMES) for j, c in enumerate(ins)]
-        if i < last:
-            steps.append(NearestUp(f"up.{last - i}.upsample", w[i], w[i], temporal=False, conv="conv"))
-        return steps
+        ins, attends = (w[max(i - 1, 0)], *[w[i]] * (config.resnets[1] - 1)), last - i in config.attends[1]
+        return _blocks(f"up.{last - i}", ins, w[i], norm, attends)
 
+    def up(i: int) -> Step:
+        return NearestUp(f"up.{last - i}.upsample", w[i], w[i], temporal=False, conv="conv")
+
+    levels = [[*level(i), up(i)] if i < last else level(i) for i in range(len(w))]
+    # Attention sees whole frames; after a change of resolution it sees tiles, where the user asks for those.
+    lowest = len(levels[0]) - 1 if last in config.attends[1] else 0
     first = [Linear("/post_quant_conv", config.latent_channels, z)] if config.quantised else []
     return Program.of(
         "decoder", config.latent_channels,
-        *first, Conv("conv_in", z, w[0]), *middle(w[0], norm, config.attention), TILES,
-        *itertools.chain(*map(level, range(len(w)))), Pixels("norm_out", "conv_out", w[last], norm),
+        *first, Conv("conv_in", z, w[0]), *middle(w[0], norm, config.attention), *levels[0][:lowest], TILES,
+        *levels[0][lowest:], *itertools.chain(*levels[1:]), Pixels("norm_out", "conv_out", w[last], norm),
         taps=1, single=True,
     )  # fmt: skip
 
@@ -141,7 +149,7 @@ def encoder(config: Config) -> Program:
 
     def level(i: int) -> list[Step]:
         ins = (w[max(i - 1, 0)], *[w[i]] * (config.resnets[0] - 1))
-        steps: list[Step] = [Res(f"down.{i}.block.{j}", c, w[i], norm, NAMES) for j, c in enumerate(ins)]
+        steps = _blocks(f"down.{i}", ins, w[i], norm, i in config.attends[0])
         if i < last:
             steps.append(StridedDown(f"down.{i}.downsample", w[i], temporal=False))
         return steps
@@ -155,6 +163,16 @@ def encoder(config: Config) -> Program:
         Moments("norm_out", "conv_out", w[last], 2 * z, norm), *end,
         taps=1, single=True,
     )  # fmt: skip
+
+
+def _blocks(place: str, ins: tuple[int, ...], width: int, norm: Group, attends: bool) -> list[Step]:
+    """Return the blocks of a level."""
+    steps: list[Step] = []
+    for j, c_in in enumerate(ins):
+        steps.append(Res(f"{place}.block.{j}", c_in, width, norm, NAMES))
+        if attends:
+            steps.append(Attention(f"{place}.attn.{j}", width, norm, parts=PARTS))
+    return steps
 
 
 def middle(width: int, norm: Group, attends: bool = True) -> list[Step]:
@@ -184,7 +202,7 @@ def original(names: list[str]) -> dict[str, str | None]:
     levels = 1 + max((int(m[1]) for m in numbers if m), default=0)
 
     def up(m: re.Match[str]) -> str:
-        return f"decoder.up.{levels - 1 - int(m[1])}."
+        return f"decoder.up.{levels - 1 - int(m[1])}." if int(m[1]) < levels else m[0]
 
     def one(name: str) -> str:
         name = re.sub(r"^decoder\.up_blocks\.(\d{1,3})\.", up, name)
@@ -193,8 +211,10 @@ def original(names: list[str]) -> dict[str, str | None]:
         name = re.sub(r"\.mid_block\.resnets\.(\d)\.", lambda m: f".mid.block_{int(m[1]) + 1}.", name)
         name = re.sub(r"\.resnets\.(\d+)\.", r".block.\1.", name)
         name = name.replace(".conv_shortcut.", ".nin_shortcut.").replace(".conv_norm_out.", ".norm_out.")
-        if m := re.fullmatch(r"(\w+)\.mid_block\.attentions\.0\.(.+)\.(\w+)", name):
-            name = f"{m[1]}.mid.attn_1.{_ATTENTION.get(m[2], m[2])}.{m[3]}"
+        name = name.replace(".mid_block.attentions.0.", ".mid.attn_1.")
+        name = re.sub(r"^(decoder\.up|encoder\.down)\.(\d+)\.attentions\.(\d+)\.", r"\1.\2.attn.\3.", name)
+        if m := re.fullmatch(r"(.+\.attn(?:_1|\.\d+))\.(.+)\.(\w+)", name):
+            name = f"{m[1]}.{_ATTENTION.get(m[2], m[2])}.{m[3]}"
         return name
 
     return {name: one(name) for name in names}

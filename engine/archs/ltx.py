@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..network.ops import conditioned
 from ..network.ops.conv import Conv
 from ..network.ops.depth import DepthDown, DepthUp, Stride, StrideDown
@@ -19,16 +19,19 @@ from ..network.ops.resnet import Names, Res
 from ..network.ops.statistics import Denormalise, Normalise
 from ..network.program import STEP, TILES, Mark, Program, Step
 from ..network.values import Border
+from . import ltx_names
 from .arch import Architecture, KeySet, Published, Shapes, holds, length, rows
+from .ltx_description import beside_of, blocks_of, border, number, said_of, shortcuts_of, vae_of
 
 NAMES = Names(conv1="conv1.conv", conv2="conv2.conv")
 NORM = MeanSquare(1e-8)
 STATISTICS = "/per_channel_statistics"
 #: Factors of each kind of block along frames, rows and columns.
 STRIDES: dict[str, Stride] = {"all": (2, 2, 2), "time": (2, 1, 1), "space": (1, 2, 2)}
-BORDERS: dict[str, Border] = {"zeros": "zero", "reflect": "reflect", "replicate": "replicate"}
 #: Frames, and pixels per side, of a latent.
 FRAMES, PIXELS = 8, 32
+#: Statistics of the training data.
+UNUSED = r"per_channel_statistics\.(channel|mean-of-stds(_over_std-of-means)?)$"
 #: Values for decoding if a file names no others.
 TIMESTEP, NOISE = 0.05, 0.025
 
@@ -85,13 +88,16 @@ class Config:
 
         Raises InputError for impossible networks, and for parts that are not run.
         """
-        given = vae_of(metadata)
+        given = vae_of(metadata) or beside_of(metadata)
         if given.get("norm_layer", "pixel_norm") != "pixel_norm":
             raise InputError(f"its norms are {given['norm_layer']}; only networks with pixel_norm are run")
         if given.get("dims", 3) != 3:
             raise InputError(f"its convolutions have dims={given['dims']}; only networks with 3 are run")
-        decoder = _decoder_blocks(shapes, _listed(given, "decoder_blocks")[::-1])
-        encoder = _encoder_blocks(shapes, _listed(given, "encoder_blocks"))
+        if not given.get("encoder_causal", True) or given.get("patch_size_t", 1) != 1:
+            raise InputError("its encoder looks ahead, or patches are longer than a frame: only networks of the "
+                             "published kinds are run")  # fmt: skip
+        decoder = _decoder_blocks(shapes, blocks_of(given, "decoder_blocks")[::-1], given)
+        encoder = _encoder_blocks(shapes, blocks_of(given, "encoder_blocks"))
         latent, patch = 128, 4
         if "per_channel_statistics.mean-of-means" in shapes:
             latent = length(shapes, "per_channel_statistics.mean-of-means")
@@ -105,14 +111,12 @@ class Config:
                     f"its {half} has {frames} frames of {patch * rows}x{patch * columns} pixels for a latent; only "
                     f"networks with {FRAMES} of {PIXELS}x{PIXELS} are run"
                 )
-        mode = given.get("spatial_padding_mode")
-        if mode is not None and mode not in BORDERS:
-            raise InputError(f"spatial_padding_mode={mode!r} is not one of {', '.join(BORDERS)}")
+        borders = (border(given, "encoder", "zeros"), border(given, "decoder", "reflect"))
         takes = "decoder.timestep_scale_multiplier" in shapes or holds(shapes, "decoder.last_time_embedder")
         return cls(
             encoder, decoder,
             length(shapes, "encoder.conv_in.conv.bias"), length(shapes, "decoder.conv_in.conv.bias"),
-            latent, patch, BORDERS[mode or "zeros"], BORDERS[mode or "reflect"], bool(given.get("causal_decoder")),
+            latent, patch, *borders, bool(given.get("causal_decoder", given.get("decoder_causal"))),
             length(shapes, "encoder.conv_out.conv.bias", latent + 1) != 2 * latent,
             number(given, "decode_timestep", TIMESTEP) if takes else None,
             number(given, "decode_noise_scale", NOISE) if takes else 0.0,
@@ -124,54 +128,23 @@ def _widths(blocks: tuple[Block, ...] | None) -> tuple[int, ...] | None:
     return None if blocks is None else tuple(b.width for b in blocks if b.layers)
 
 
-def vae_of(metadata: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return the part of a file's description that is about its VAE."""
-    text = metadata.get("config")
-    if text is None:
-        return {}
-    try:
-        found = json.loads(text) if isinstance(text, str) else text
-    except ValueError as error:
-        raise InputError(f"its metadata config is no JSON ({error})") from None
-    found = found.get("vae") if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
-def number(given: Mapping[str, Any], key: str, usual: float) -> float:
-    found = given.get(key, usual)
-    if not isinstance(found, (int, float)) or not math.isfinite(found):
-        raise InputError(f"its metadata says {key}={found!r}, which is no number")
-    return float(found)
-
-
-def _listed(given: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the blocks that a description lists, as (kind, parameters)."""
-    blocks = given.get(key, given.get("blocks")) or []
-    return [(kind, rest[0] if rest and isinstance(rest[0], Mapping) else {}) for kind, *rest in blocks]
-
-
 def _layers(shapes: Shapes, block: str) -> tuple[int, int] | None:
     """Return (width, number) of the residual blocks of one width in a block."""
     bias = f"{block}.res_blocks.0.conv1.conv.bias"
     return (length(shapes, bias), rows(shapes, f"{block}.res_blocks")) if bias in shapes else None
 
 
-def _kind(listed: list[tuple[str, Mapping[str, Any]]], index: int, place: str) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the description of a block; None if the file has no description."""
-    if not listed:
-        return None
-    if index >= len(listed):
-        raise InputError(f"{place} is not in the file's description of its {len(listed)} blocks")
-    return listed[index]
-
-
-def _decoder_blocks(shapes: Shapes, listed: list[tuple[str, Mapping[str, Any]]]) -> tuple[Block, ...] | None:
+def _decoder_blocks(
+    shapes: Shapes, listed: list[tuple[str, Mapping[str, Any]]], given: Mapping[str, Any]
+) -> tuple[Block, ...] | None:
+    """given: the file's description."""
     if "decoder.conv_in.conv.bias" not in shapes or "decoder.conv_out.conv.bias" not in shapes:
         return None
     width, blocks = length(shapes, "decoder.conv_in.conv.bias"), []
+    shortcuts = shortcuts_of(given)
     for i in range(rows(shapes, "decoder.up_blocks")):
         place = f"decoder.up_blocks.{i}"
-        said = _kind(listed, i, place)
+        said = said_of(listed, i, place)
         noisy = any(name.startswith(f"{place}.") and ".per_channel_scale" in name for name in shapes)
         if (found := _layers(shapes, place)) is not None:
             blocks.append(Block(*found, noisy=noisy))
@@ -182,9 +155,16 @@ def _decoder_blocks(shapes: Shapes, listed: list[tuple[str, Mapping[str, Any]]])
             made, after = length(shapes, f"{place}.conv.conv.bias"), _after(shapes, i + 1)
             kind = said[0].removeprefix("compress_") if said else _named(made / after, place)
             stride = _stride(kind, place)
+            if kind != "all" and not given:
+                raise InputError(
+                    f"{place} changes the number of frames or their size alone: whether such networks have shortcuts "
+                    "only a description tells; take the file with a config in its metadata, or put its folder's "
+                    "config.json beside it"
+                )
             # Without a description: blocks that reduce channels have a shortcut, as in all published networks with
             # shortcuts.
-            shortcut = kind == "all" and (said[1].get("residual", False) if said else after < width)
+            has = said[1].get("residual", False) if said else shortcuts.pop(0) if shortcuts else after < width
+            shortcut = kind == "all" and has
             width = made // math.prod(stride)
             blocks.append(Block(width, stride=stride, shortcut=bool(shortcut)))
         else:
@@ -212,7 +192,7 @@ def _named(samples: float, place: str) -> str:
 
 def _stride(kind: str, place: str) -> Stride:
     if kind not in STRIDES:
-        raise InputError(f"{place}: compress_{kind} is not one of {', '.join(STRIDES)}")
+        raise InputError(f"{place}: compress_{one_line(kind, 40)} is not one of {', '.join(STRIDES)}")
     return STRIDES[kind]
 
 
@@ -222,7 +202,7 @@ def _encoder_blocks(shapes: Shapes, listed: list[tuple[str, Mapping[str, Any]]])
     width, blocks, count = length(shapes, "encoder.conv_in.conv.bias"), [], rows(shapes, "encoder.down_blocks")
     for i in range(count):
         place = f"encoder.down_blocks.{i}"
-        said = _kind(listed, i, place)
+        said = said_of(listed, i, place)
         if (found := _layers(shapes, place)) is not None:
             width = found[0]
             blocks.append(Block(*found))
@@ -363,6 +343,13 @@ def _metadata() -> str:
     return json.dumps({"vae": vae})
 
 
+#: Diffusers' names, of LTX-2 too.
+DIFFUSERS = KeySet(
+    "ltx-diffusers",
+    tuple((f"{row}.0.resnets.0.conv1.conv.weight", "latents_mean", "latents_std")
+          for row in ("decoder.up_blocks", "encoder.down_blocks")),
+    ltx_names.native,
+)  # fmt: skip
 ARCHITECTURE = Architecture(
     KeySet(
         "ltx",
@@ -378,5 +365,5 @@ ARCHITECTURE = Architecture(
         (("config", _metadata()),),
     ),
     # The largest convolutions work at a quarter of the full size.
-    step_pixels=16 << 20, described=Config.described,
+    step_pixels=16 << 20, described=Config.described, unused=UNUSED,
 )  # fmt: skip

@@ -11,12 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..network.ops.diffusion import COLOURS, NeighbourDecoder, Sampling, Stage
 from ..network.ops.statistics import Denormalise
 from ..network.program import TILES, Program
 from . import ltx
 from .arch import Architecture, Draws, KeySet, Published, Shapes, length, rows
+from .ltx_description import number, vae_of
 
 #: Windows of the published decoder's stages and last blocks, and samples of each token behind a stage.
 KERNELS = ((3, 7, 7), (3, 7, 7), (3, 5, 5), (3, 5, 5))
@@ -56,7 +57,7 @@ class Config:
     def described(cls, shapes: Shapes, metadata: Mapping[str, object]) -> Config:
         """Return the sizes from shapes, and the rest from the JSON text that files have under "config". Raises
         InputError."""
-        given = ltx.vae_of(metadata)
+        given = vae_of(metadata)
         encoder = given.get("encoder")
         others = ltx.Config.described(shapes, {"config": {"vae": encoder}} if isinstance(encoder, Mapping) else {})
         return cls(others, _decoder(shapes, given))
@@ -81,9 +82,9 @@ def _decoder(shapes: Shapes, described: Mapping[str, Any]) -> NeighbourDecoder |
     patch = math.isqrt(values // COLOURS)
     kind = described.get("model_output_type", "x0")
     if kind not in ("x0", "v"):
-        raise InputError(f"model_output_type={kind!r} is neither x0 nor v")
+        raise InputError(f"model_output_type={one_line(repr(kind), 40)} is neither x0 nor v")
     steps, multiplier = (
-        ltx.number(given, key, usual)
+        number(given, key, usual)
         for key, usual in (("default_num_inference_steps", 1), ("timestep_scale_multiplier", 1000.0))
     )
     sampling = Sampling(int(steps), multiplier, kind == "v")
@@ -151,5 +152,5 @@ ARCHITECTURE = Architecture(
         "LTX-2.5", _published(), r"ltx[a-z _.-]*2[._]?5(?!.*conv)", ("ltx-2.5",),
         (("config", _METADATA),), Draws(matrices=1.0),
     ),
-    described=Config.described, prepared=folded,
+    described=Config.described, prepared=folded, unused=ltx.UNUSED,
 )  # fmt: skip

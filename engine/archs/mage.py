@@ -105,13 +105,13 @@ _HALVES = {"pipeline": "decoder", "decoder_model": "decoder", "student.dconv_enc
            "dconv_encoder": "encoder"}  # fmt: skip
 _PREFIX = re.compile("^(" + "|".join(map(re.escape, _HALVES)) + r")\.")
 #: Parts that only training used.
-_UNUSED = re.compile(r"^decoder\.y_embedder\.(encoder|bottleneck)\.")
+UNUSED = r"(decoder|pipeline|decoder_model)\.y_embedder\.(encoder|bottleneck)\."
 
 
 def native(names: list[str]) -> dict[str, str | None]:
     """Map a file's names to those of the encoder and decoder."""
     found = {name: _PREFIX.sub(lambda m: f"{_HALVES[m[1]]}.", name) for name in names}
-    return {name: None if _UNUSED.match(new) else new for name, new in found.items()}
+    return {name: None if re.match(UNUSED, new) else new for name, new in found.items()}
 
 
 _KEYS = {
@@ -128,4 +128,5 @@ ARCHITECTURE = Architecture(
     PATCH, 1, 1.0, Config.from_shapes, encoder, decoder, native="bf16",
     published=Published("Mage-VAE", Config(384, 768), r"(?<![a-z])mage[ _.-]*(flow|vae)", ("mage",),
                         draws=Draws(matrices=1.0, named=(("final_layer.linear.weight", 0.0, 0.06),))),
+    unused=UNUSED,
 )  # fmt: skip

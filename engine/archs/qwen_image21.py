@@ -112,4 +112,6 @@ ARCHITECTURE = Architecture(
         "Qwen-Image 2.1", Config((96, 192, 384, 768, 768), (144, 288, 576, 1152, 1152)),
         r"qwen[ _.-]*image[ _.-]*2[._]?1(?!\d)", ("qwen",),
     ),
+    # Convolutions between frames.
+    unused=r"(encoder\.down|decoder\.up)samples\.\d\.(up|down)samples\.\d\.time_conv\.",
 )  # fmt: skip

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from ..errors import InputError
 from . import (
     cogvideox,
     cosmos,
@@ -22,6 +23,7 @@ from . import (
     qwen_image21,
     seedvr2,
     svd,
+    unsupported,
     wan,
 )
 from .arch import Architecture, KeySet
@@ -50,64 +52,23 @@ PREFIXES = ("first_stage_model.", "vae.", "model.", "module.")
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 #: DataParallel's part around a submodule; removed only if the file fits no known family with it.
 _MODULE = re.compile(r"(?:^|(?<=\.))module\.")
-_NORM = "decoder.mid_block.resnets.0.norm1"
-# Families that are named in messages and read from files with shapes restored, but not run.
-_MOVQ = KeySet(
-    "movq", ((f"{_NORM}.norm_layer.weight", f"{_NORM}.conv_y.weight"),), title="a VQ model (MoVQ, Kandinsky 2's)"
-)
-_HUNYUAN15_DIFFUSERS = KeySet(
-    "hunyuanvideo1.5-diffusers", ((f"{_NORM}.gamma", "decoder.mid_block.resnets.0.conv1.conv.weight"),),
-    title="HunyuanVideo 1.5's VAE under diffusers' names (take the file with the original ones)",
-)  # fmt: skip
-
-
-def _other(name: str, title: str, *any_of: str, both: tuple[str, ...] = ()) -> KeySet:
-    """Return a family that is identified by any one name of `any_of`, or by all of `both`."""
-    return KeySet(name, tuple((key,) for key in any_of) + ((both,) if both else ()), title=title)
-
-
-# No network above has these names; they come last, to decide only if nothing else does.
-_OTHERS = (
-    _other(
-        "audio", "an audio VAE", "decoder.layers.1.layers.0.beta", "vocoder.backbone.channel_layers.0.0.bias",
-        "vocoder.activation_post.downsample.lowpass.filter", "vocoder.resblocks.0.convs1.0.weight",
-        "vocoder.vocoder.resblocks.0.convs1.0.weight", "dec_in_proj.weight",
-        # LTX-2's audio VAE, without its vocoder.
-        both=("decoder.mid.block_1.conv1.conv.weight", "per_channel_statistics.mean-of-means"),
-    ),
-    _other(
-        "cascade", "a stage of Stable Cascade", "vquantizer.codebook.weight",
-        "backbone.1.0.block.0.1.num_batches_tracked", "encoder.backbone.1.0.block.0.1.num_batches_tracked",
-        "blocks.11.num_batches_tracked",
-    ),
-    _other("taehv", "a reduced video VAE (TAEHV)", "decoder.22.bias"),
-    _other("taesd", "a reduced image VAE (TAESD)", "taesd_decoder.1.weight"),
-    _other("shapes", "a VAE of 3-D shapes", "geo_decoder.cross_attn_decoder.ln_1.bias"),
-    _other("vq", "a VQ model", "quantize.embedding.weight"),
-)  # fmt: skip
 # The order decides: a later family's names may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
 KEY_SETS = (
+    *unsupported.NEIGHBOURS,
     seedvr2.KEYS, minimax_h3.ARCHITECTURE.keys, mage.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys,
     ltx_diffusion.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys,
-    cogvideox.ARCHITECTURE.keys, _MOVQ, hunyuan15.ARCHITECTURE.keys, _HUNYUAN15_DIFFUSERS, hunyuan.ARCHITECTURE.keys,
-    hunyuan.DIFFUSERS, cosmos.ARCHITECTURE.keys, qwen_image21.ARCHITECTURE.keys, wan.WAN22.keys, wan.WAN21.keys,
+    cogvideox.ARCHITECTURE.keys, unsupported.MOVQ, hunyuan15.ARCHITECTURE.keys, unsupported.HUNYUAN15_DIFFUSERS,
+    hunyuan.ARCHITECTURE.keys, hunyuan.DIFFUSERS, ltx.DIFFUSERS, cosmos.ARCHITECTURE.keys,
+    qwen_image21.ARCHITECTURE.keys, wan.WAN22.keys, wan.WAN21.keys,
     wan.DIFFUSERS, svd.ARCHITECTURE.keys, svd.DIFFUSERS, hunyuan_image.ARCHITECTURE.keys, kl.DIFFUSERS,
     seedvr2.ENCODER_KEYS,
-    kl.FLUX2.keys, kl.SD.keys, hunyuan_refiner.ARCHITECTURE.keys, kl.FLUX.keys, *_OTHERS,
+    kl.FLUX2.keys, kl.SD.keys, hunyuan_refiner.ARCHITECTURE.keys, kl.FLUX.keys, *unsupported.OTHERS,
 )  # fmt: skip
 #: The first name of each. Flux.2's is left out: its files have Flux's, too, and many other networks have such norms.
-_ANCHORS = {names[0] for k in KEY_SETS if k is not kl.FLUX2.keys for names in k.keys}
+_ANCHORS = {
+    names[0] for k in KEY_SETS if k is not kl.FLUX2.keys and k not in unsupported.NEIGHBOURS for names in k.keys
+}
 _ENDINGS = tuple(f".{name}" for name in sorted(_ANCHORS))
-#: Kinds of files without a VAE, by a part of their names.
-_KINDS = (
-    (re.compile(r"\.lora_?(up|down|A|B)\b|\.hada_w1_a$|\.lokr_w1"), "a LoRA"),
-    (re.compile(r"^(model\.)?diffusion_model\.|^(double|transformer|joint)_?blocks\.\d"),
-     "a diffusion model without a VAE"),
-    (re.compile(r"^(text_model|encoder\.block|model\.layers|blk|cond_stage_model|text_encoders)\."), "a text encoder"),
-    (re.compile(r"^discriminator\.|^loss\."), "a part of a training run"),
-    (re.compile(r"(^|\.)(up|down|mid)_blocks?\."), "a network under diffusers' names: take the VAE's file for ComfyUI, "
-                                                   "with the original ones"),
-)  # fmt: skip
 
 
 def detect(keys: Iterable[str]) -> Architecture | None:
@@ -152,12 +113,6 @@ def find_key_set(names: Iterable[str]) -> KeySet | None:
 
 def _complete(present: set[str]) -> KeySet | None:
     return next((k for k in KEY_SETS if k.fits(present)), None)
-
-
-def kind_of(names: Iterable[str]) -> str | None:
-    """Return what a file without a known VAE holds, in words; None if its names do not show it."""
-    names = list(names)
-    return next((said for pattern, said in _KINDS if any(pattern.search(n) for n in names)), None)
 
 
 def unwrapped(names: Iterable[str]) -> dict[str, str]:
@@ -223,19 +178,27 @@ def _prefixes(names: Iterable[str]) -> list[str]:
 
 
 def renamed(tensors: Mapping[str, T]) -> dict[str, T]:
-    """Return a known network's tensors, or their shapes, under the original names."""
+    """Return a known network's tensors, or their shapes, under the original names. Raises InputError."""
     key_set = find_key_set(tensors)
     names = None if key_set is None else native_names(tensors, key_set)
     return dict(tensors) if names is None else {new: tensors[name] for name, new in names.items()}
 
 
 def native_names(names: Iterable[str], key_set: KeySet) -> dict[str, str] | None:
-    """Return {file name: original name}; None if the family has only one set of names, or if two names would become
-    one. A name without a counterpart stays as it is, and is left out if another one takes its place."""
+    """Return {file name: original name}; None if the family has only one set of names. A name without a counterpart
+    stays as it is. Where two names of a file that is not complete would become one: None, or only the mapped one.
+
+    Raises:
+        InputError: a complete file of the family has two tensors of one original name.
+    """
     names = list(names)
     if key_set.native is None:
         return None
     mapped = {name: new for name, new in key_set.native(names).items() if new is not None}
+    origin: dict[str, str] = {}
+    pairs = [(origin[new], name) for name in names if origin.setdefault(new := mapped.get(name, name), name) != name]
+    if pairs and key_set.fits(set(names)):
+        raise InputError(f"{pairs[0][0]} and {pairs[0][1]} are two names of one tensor; download the file again")
     taken = set(mapped.values())
     if len(taken) < len(mapped):
         return None

@@ -83,4 +83,5 @@ ARCHITECTURE = Architecture(
         "Stable Video Diffusion", Config(_WIDTHS, _WIDTHS, 4, 4), r"svd|stable[ _.-]*video[ _.-]*diffusion",
         ("stable video diffusion", "svd"),
     ),
+    unused=r"(post_)?quant_conv\.",  # under the original names, as ComfyUI
 )  # fmt: skip

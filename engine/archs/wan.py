@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 from dataclasses import dataclass
 
 from ..errors import InputError
@@ -23,6 +24,8 @@ from .arch import Architecture, KeySet, Published, Shapes, Widths, in_either_hal
 
 #: The published numbering also counts activations and a dropout.
 NAMES = Names("residual.0", "residual.2", "residual.3", "residual.6", "shortcut")
+#: The rows of levels, and residual blocks of a level.
+RESNETS = {"encoder.downsamples": 2, "decoder.upsamples": 3}
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ class Config:
             first = [f"{i}.{row}.0" if patch == 2 else str(i * (resnets + 1)) for i in range(4)]
             return level_widths(shapes, [f"{half}.{row}.{i}.residual.2.bias" for i in first])
 
-        encoder, decoder = widths("encoder", "downsamples", 2), widths("decoder", "upsamples", 3)
+        for row, resnets in RESNETS.items():
+            _check_depth(shapes, row, resnets, nested=patch == 2)
+        encoder, decoder = (widths(*row.split("."), resnets) for row, resnets in RESNETS.items())
         if decoder is not None:
             decoder = (decoder[3], decoder[2], decoder[1], decoder[0])
             if patch == 2 and any(low % high for high, low in itertools.pairwise(decoder)):
@@ -71,6 +76,20 @@ class Config:
         elif "conv1.bias" in shapes:
             latent = length(shapes, "conv1.bias") // 2
         return cls(encoder, decoder, latent, patch, takes, gives)
+
+
+def _check_depth(shapes: Shapes, row: str, resnets: int, nested: bool) -> None:
+    """Refuse networks with other numbers of levels, or of residual blocks in a level, by the places of their resampling
+    layers."""
+    inner = rf"\.{row.partition('.')[2]}\.(\d{{1,3}})" if nested else ""
+    places = (re.match(rf"{re.escape(row)}\.(\d{{1,3}}){inner}\.(resample|time_conv)\.", name) for name in shapes)
+    found = {tuple(int(n) for n in m.groups()[:-1]) for m in places if m}
+    usual = {(i, resnets) if nested else (i * (resnets + 1) + resnets,) for i in range(3)}
+    if found and found != usual:
+        raise InputError(
+            f"{row} has its layers in another order than Wan's published VAEs, whose 4 levels have {resnets} residual "
+            "blocks each; decode with the program that it came with"
+        )
 
 
 def decoder(config: Config) -> Program:

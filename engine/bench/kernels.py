@@ -22,6 +22,7 @@ from ..kernels.targets import FP8, target
 from ..kernels.to_pixels import UNIT, columns_weight, to_pixels
 from ..kernels.upsample import pack, upsample
 from . import winograd
+from .ratio.text import RatioError
 from .rows import HEADER, Meter, Row
 from .timing import copy_rate, matrix_rate
 
@@ -195,6 +196,8 @@ class Bench(Meter):
             for case in cases[name]:
                 try:
                     yield from case
+                except RatioError as error:
+                    yield f"{name}: left out: {error}"
                 except PrebuiltError as error:
                     yield f"{name}: left out: {error}; without Triton only kernels of decodes and encodes run"
 

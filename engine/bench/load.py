@@ -13,7 +13,7 @@ from ..errors import ZeroWasteError
 from ..loader import load
 from ..system.memory import GIB
 from .calls import figures_of, settle, synchronize
-from .peers import one_line
+from .peers import said
 
 
 def load_rows(files: Sequence[Path], precisions: Sequence[str], device: torch.device, runs: int,
@@ -39,7 +39,7 @@ def load_rows(files: Sequence[Path], precisions: Sequence[str], device: torch.de
                     row["loaded_as"] = vae.precision
                     del vae
             except (ZeroWasteError, torch.OutOfMemoryError) as error:
-                yield row | {"skipped": one_line(error)}
+                yield row | {"skipped": said(error)}
                 continue
             yield row | figures_of(times)
 

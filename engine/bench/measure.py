@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -75,7 +76,10 @@ class Bench:
         self.norm_groups = norm_groups
         #: Decoder widths from full to lowest resolution, known after the first load.
         self.widths: list[int] = []
-        self._rates: dict[str, speed_limit.Rates] = {}
+        #: Ceilings by precision, measured once in a run.
+        self.ceilings: dict[str, speed_limit.Rates] = {}
+        #: Rows have a digest of their result.
+        self.digests = False
         self._reference: tuple[Any, Tensor | str] | None = None
 
     def check(self, case: Case) -> None:
@@ -92,11 +96,11 @@ class Bench:
 
     def rates(self, precision: str) -> speed_limit.Rates:
         """Return the ceilings, measured once in this run."""
-        if precision not in self._rates:
+        if precision not in self.ceilings:
             settle(self.device)
-            self._rates[precision] = speed_limit.rates(self.device, precision)
+            self.ceilings[precision] = speed_limit.rates(self.device, precision)
             settle(self.device)
-        return self._rates[precision]
+        return self.ceilings[precision]
 
     def ours(self, case: Case) -> dict[str, Any]:
         """Measure this pack with its defaults. A refused plan becomes a row with the reason; other errors pass."""
@@ -161,7 +165,7 @@ class Bench:
             first = self._first(case, case.input(vae))
             return vae.decode(first) if case.half == "decoder" else vae.encode(first)
         except (ZeroWasteError, torch.OutOfMemoryError) as error:
-            return f"fp32 does not run here: {peers.one_line(error)}"
+            return f"fp32 does not run here: {peers.said(error)}"
         finally:
             settle(self.device)
 
@@ -200,10 +204,12 @@ class Bench:
                 program = getattr(vae.model, case.half).program
                 result = self._compared(case, program, lambda part: run(part, **case.options), inputs, result)
         except refusals as error:
-            return row | {"skipped": peers.one_line(error)}
+            return row | {"skipped": peers.said(error)}
         finally:
             vae = run = None
             settle(self.device)
+        if self.digests:
+            row["digest"] = sha256((result.float().cpu() + 0.0).numpy().tobytes()).hexdigest()[:16]
         # From the last run's own report, not from what was meant to run. The plan begins with the mode's first words.
         plan = told.plan.removeprefix(told.mode.partition(" (")[0]).lstrip(", ")
         row |= figures | {

@@ -58,7 +58,7 @@ def ssim(a: Tensor, b: Tensor) -> float | None:
 
 @lru_cache(maxsize=1)
 def _gaussian() -> Tensor:
-    x = torch.arange(_WINDOW, dtype=torch.float64) - _WINDOW // 2
+    x = torch.arange(_WINDOW, dtype=torch.float64, device="cpu") - _WINDOW // 2
     weights = torch.exp(-0.5 * (x / _SIGMA) ** 2)
     return weights / weights.sum()
 
@@ -157,7 +157,7 @@ def compare(
     outside.
     """
     errors, scores, largest = [], [], 0.0
-    shift = torch.zeros(3, dtype=torch.float64)
+    shift = torch.zeros(3, dtype=torch.float64, device="cpu")
     steps: tuple[Tensor, Tensor] | None = None
     changes, before = [], None
     for index, (x, y) in enumerate(_pairs(a, b)):
@@ -165,7 +165,7 @@ def compare(
             height, width = x.shape[:2]
             _check("row", rows, height)
             _check("column", columns, width)
-            steps = torch.zeros(height - 1, dtype=torch.float64), torch.zeros(width - 1, dtype=torch.float64)
+            steps = tuple(torch.zeros(n - 1, dtype=torch.float64, device="cpu") for n in (height, width))
         elif x.shape[:2] != (height, width):
             raise InputError(f"frame {index} is {x.shape[1]}x{x.shape[0]}, the first one {width}x{height}")
         difference = x.double() - y.double()
@@ -188,6 +188,7 @@ def compare(
     _check("chunk start", starts, count)
     worst = max(range(count), key=errors.__getitem__)
     known = [s for s in scores if s is not None]
+    moves = torch.tensor(changes, dtype=torch.float32, device="cpu")
     result = Comparison(
         frames=count, height=height, width=width,
         psnr=psnr(math.fsum(errors) / count), worst_psnr=psnr(errors[worst]), worst_frame=worst,
@@ -195,7 +196,7 @@ def compare(
         max_error=largest, shift=tuple((shift / count).tolist()),
         seam_rows=_stands_out(steps[0].div(count).sqrt(), rows),
         seam_columns=_stands_out(steps[1].div(count).sqrt(), columns),
-        jump=_largest_jump(torch.tensor(changes)), chunk_jump=_stands_out(torch.tensor(changes), starts),
+        jump=_largest_jump(moves), chunk_jump=_stands_out(moves, starts),
     )  # fmt: skip
     result.findings = list(_findings(result))
     return result
@@ -232,7 +233,7 @@ def _step(values: Tensor, dim: int) -> Tensor:
     values = values.movedim(dim, 0).flatten(1)
     count = len(values)
     sums = torch.cat((values.new_zeros(1, values.shape[1]), values.cumsum(0)))
-    place = torch.arange(1, count)
+    place = torch.arange(1, count, device="cpu")
     low, high = (place - REACH).clamp(min=0), (place + REACH).clamp(max=count)
     before = (sums[place] - sums[low]) / (place - low)[:, None]
     after = (sums[high] - sums[place]) / (high - place)[:, None]
@@ -241,10 +242,10 @@ def _step(values: Tensor, dim: int) -> Tensor:
 
 def _stands_out(steps: Tensor, places: Sequence[int]) -> Ratio | None:
     """Return the largest step that leads to one of `places`, over the median of the others; steps[i] leads to i + 1."""
-    at = torch.tensor(sorted(set(places)), dtype=torch.long) - 1
+    at = torch.tensor(sorted(set(places)), dtype=torch.long, device="cpu") - 1
     if not len(at):
         return None
-    away = torch.ones(len(steps), dtype=torch.bool)
+    away = torch.ones(len(steps), dtype=torch.bool, device="cpu")
     away[at] = False
     top = int(steps[at].argmax())
     usual = steps[away].median().item() if away.any() else 0.0

@@ -20,6 +20,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ..errors import one_line
+from ..system.hardware import no_window
 from ..vae import VideoVAE
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "comfy_peer.py"
@@ -148,7 +150,9 @@ def _run(python: str, job: Mapping[str, Any]) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     try:
         command = [python, str(TOOL), json.dumps(job)]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", env=environment, creationflags=no_window()
+        )
     except OSError as error:
         return {"error": f"{python}: {error.strerror}"}
     lines = done.stdout.strip().splitlines()
@@ -159,7 +163,6 @@ def _run(python: str, job: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": f"ComfyUI's process ended with code {done.returncode}: {last}"}
 
 
-def one_line(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """Return an error as one short line, for a row."""
-    text = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}: {text[:200]}"
+    return f"{type(error).__name__}: {one_line(str(error).strip(), 200) or 'no message'}"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.observe import watching
+from ..system.words import many
 from ..vae import VideoVAE
 from .calls import synchronize
 from .rows import word
@@ -33,6 +34,7 @@ class Work:
     """Work of one call: FLOP in products of `dtype` operands, and the bytes `moved`, read and written once each.
 
     Its stage is `scale`, or follows from the width of a row, or from the positions of a frame where no width is known.
+    half_sums: products are summed in fp16.
     """
 
     operator: str
@@ -43,20 +45,25 @@ class Work:
     width: int = 0
     positions: int = 0
     scale: int = 0
+    half_sums: bool = False
 
 
 @dataclass
 class Row:
-    """All calls of one kind; sums over the profiled frames. floor_ms is None where no ceilings were measured."""
+    """All calls of one kind; sums over the profiled frames. floor_ms is None where no ceilings were measured.
+
+    kind: of its products' sums, "f32", "f16" or "s32". fetched: bytes from L2, where they are counted."""
 
     operator: str
     stage: str
     what: str
     dtype: str
+    kind: str = "f32"
     calls: int = 0
     ms: float = 0.0
     flop: float = 0.0
     moved: float = 0.0
+    fetched: float = 0.0
     floor_ms: float | None = None
 
 
@@ -113,7 +120,9 @@ class Profile:
                               f"{100 * r.ms / self.total_ms:.1f} %", rate, width, limit, share).rstrip()
 
 
-def profile(vae: VideoVAE, half: str, data: Tensor, runs: int = 3) -> Profile:
+def profile(
+    vae: VideoVAE, half: str, data: Tensor, runs: int = 3, fetched: Callable[[], float] = lambda: 0.0
+) -> Profile:  # fmt: skip
     """Profile `runs` calls of decode or encode, after one that is not watched.
 
     Where the fused kernels do not run, the same network runs on the reference operators.
@@ -123,12 +132,13 @@ def profile(vae: VideoVAE, half: str, data: Tensor, runs: int = 3) -> Profile:
         half: "decode" or "encode".
         data: a latent [1, C, T, h, w] as the host scales it, or frames [F, H, W, 3] in 0..1.
         runs: watched calls.
+        fetched: bytes that kernels have fetched from L2 up to now.
     """
     fused, own = vae.fused() is not None, vae.architecture.own
     frames = vae.frames(data.shape[2]) if half == "decode" else data.shape[0]
     height, width = data.shape[3:] if half == "decode" else (n // vae.spatial for n in data.shape[1:3])
     tile = (height, width) if own is None else [own.spans(own.unit * n)[0].end // own.unit for n in (height, width)]
-    watch = _Watch(vae.device, *tile)
+    watch = _Watch(vae.device, *tile, fetched)
     total = whole = 0.0
     with nullcontext() if fused or (own is not None and half == "decode") else _emulated(vae):
         getattr(vae, half)(data)
@@ -147,18 +157,18 @@ def profile(vae: VideoVAE, half: str, data: Tensor, runs: int = 3) -> Profile:
     size = f"{width * vae.spatial}x{height * vae.spatial}"
     device = torch.cuda.get_device_name(vae.device) if vae.device.type == "cuda" else "CPU"
     how = "fused kernels" if fused else "reference operators"
-    title = f"{half} of {frames} frames {size}, {vae.precision}, {how}, {runs} run(s), {device}, torch "
+    title = f"{half} of {frames} frames {size}, {vae.precision}, {how}, {many(runs, 'run')}, {device}, torch "
     return Profile(title + torch.__version__, runs * frames, total, whole, rates, rows)
 
 
 class _Watch:
     """Times every operator call and sums up by kind."""
 
-    def __init__(self, device: torch.device, height: int, width: int) -> None:
+    def __init__(self, device: torch.device, height: int, width: int, fetched: Callable[[], float]) -> None:
         """Prepare for frames of height x width latent pixels (or tiles of them, where the network cuts its own).
 
-        Stages take their names from these sizes."""
-        self._device = device
+        Stages take their names from these sizes. fetched: as of `profile`."""
+        self._device, self._fetched = device, fetched
         self._width = width
         self._positions = height * width
         self._marks: list[tuple[Row, Any, Any]] = []
@@ -167,16 +177,18 @@ class _Watch:
     def __call__(self, operator: str, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
         describe = _DESCRIBE.get(operator) or functools.partial(self._passed, operator)
         row = self._row(describe(*args, **kwargs))
-        start = mark(self._device)
+        start, before = mark(self._device), self._fetched()
         result = call()
         self._marks.append((row, start, mark(self._device)))
+        row.fetched += self._fetched() - before
         return result
 
     def _row(self, work: Work) -> Row:
         scale = work.scale or (
             work.width / self._width if work.width else math.sqrt(work.positions / self._positions)
         )
-        key = (work.operator, f"{round(scale)}x", work.what, word(work.dtype))
+        kind = "s32" if work.dtype == torch.int8 else "f16" if work.half_sums else "f32"
+        key = (work.operator, f"{round(scale)}x", work.what, word(work.dtype), kind)
         row = self.rows.setdefault(key, Row(*key))
         row.calls += 1
         row.flop += work.flop
@@ -230,8 +242,9 @@ def _conv3d(x: Tensor, weight: Any, out: Tensor, *, geometry: Any = None, epilog
         moved += epilogue.residual.nbytes
         what += " +residual"
     what += " +sums" if epilogue is not None and epilogue.groups else ""
+    half_sums = epilogue is not None and epilogue.half_accumulate and x.dtype == torch.float16
     return Work("upsample" if weight.shifted else "conv3d", what, x.dtype, weight.flops_per_position * positions, moved,
-                out.shape[2])
+                out.shape[2], half_sums=half_sums)
 
 
 def _norm_act(x: Tensor, norm: Any, buffer: Tensor, **_: Any) -> Work:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..archs import DEFAULT
+from ..kernels.gpus import GPUS, Gpu
 from . import speed_limit
 from .schema import OURS
 from .subject import PUBLISHED
@@ -30,24 +31,29 @@ class Card:
     source: str
 
 
-#: GeForce cards run products with fp32 accumulation at half the rate of fp16 accumulation; all figures are dense.
-CARDS = (
-    Card("RTX 5070 Ti", 120, {"fp16": 88, "bf16": 88, "fp16_fast": 176, "fp8": 352, "int8": 352}, 0.896,
-         "derived: scaled from the published rates of the RTX 5090, within 2 %"),
-    Card("RTX 4090", 89, {"fp16": 165.2, "bf16": 165.2, "fp16_fast": 330.3, "fp8": 660.6, "int8": 660.6}, 1.008,
-         "derived: NVIDIA's Ada architecture paper, boost clock; fp8 with fp16 accumulation"),
-    Card("RTX 3090", 86, {"fp16": 71, "bf16": 71, "fp16_fast": 142, "int8": 284}, 0.936,
-         "derived: NVIDIA's GA102 architecture paper, boost clock; has no fp8"),
-)  # fmt: skip
+def peaks_of(gpu: Gpu) -> Card:
+    """Return the peaks that follow from a GPU's processors, listed clock and products."""
+    exact, fast, eight = (gpu.tflops(kind) for kind in ("f32", "f16", "s32"))
+    peaks = {"fp16": exact, "bf16": exact, "fp16_fast": fast, "int8": eight}
+    # fp8 with sums in fp16 on RTX 40, block-scaled on RTX 50: both at int8's rate.
+    return Card(gpu.name, gpu.sm, peaks | ({"fp8": eight} if gpu.sm >= 89 else {}), 1e-3 * gpu.bandwidth,
+                f"derived: {gpu.processors} processors at {gpu.mhz} MHz; source {gpu.source} of engine/kernels/gpus.py")
+
+
+#: The cards that results are projected to where none is named, a generation each.
+CARDS = tuple(peaks_of(gpu) for name in ("RTX 5070 Ti", "RTX 4090", "RTX 3090") for gpu in GPUS if gpu.name == name)
 
 #: Width, height and frames of the projected clip.
 CLIP = 1280, 720, 81
 
 
 def published(name: str, sm: int) -> Card | None:
-    """Return the card of this name, or the one kept for a generation's name ("sm_89"); None if there is none."""
-    known = (card for card in CARDS if card.name.lower() == name.lower() or (name.startswith("sm_") and card.sm == sm))
-    return next(known, None)
+    """Return the card of this name in the table, or the one of CARDS for a generation's name ("sm_89"); None if there
+    is none, and for GPUs whose own products are not mma.sync's."""
+    row = next((gpu for gpu in GPUS if gpu.name == name and gpu.rates != "hopper"), None)
+    if row is not None:
+        return peaks_of(row)
+    return next((card for card in CARDS if name.startswith("sm_") and card.sm == sm), None)
 
 
 def project(report: Mapping[str, Any], cards: Sequence[Card] = CARDS) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,8 @@ PUBLISHED = DEFAULT.published.config
 RANDOM, DEMO = "random", "demo"
 #: Endings of parameters that latents are divided by.
 SPREADS = ("running_var", "std-of-means")
+#: Of random numbers, whatever the process' defaults are.
+CPU = {"dtype": torch.float32, "device": "cpu"}
 
 
 def default_weights(device: torch.device) -> str:
@@ -45,7 +47,9 @@ def read_weights(weights: str) -> Checkpoint:
     return read_checkpoint(demo_vae_path() if weights == DEMO else Path(weights))
 
 
-def random_checkpoint(config: Any = None, seed: int = 0, architecture: Architecture = DEFAULT) -> Checkpoint:
+def random_checkpoint(
+    config: Any = None, seed: int = 0, architecture: Architecture = DEFAULT, device: torch.device | None = None
+) -> Checkpoint:  # fmt: skip
     """Return seeded fp16 weights of a family's network, drawn by its `Draws`.
 
     Time and memory are those of real weights.
@@ -54,15 +58,19 @@ def random_checkpoint(config: Any = None, seed: int = 0, architecture: Architect
         config: sizes of the network; None for the published ones.
         seed: of the random numbers.
         architecture: the family.
+        device: where they are drawn (None: a CPU); the values are other ones on each kind of device.
     """
     published = architecture.published
     config = config or published.config
     with torch.device("meta"):
         state = architecture.build(config).state_dict()
-    generator, draws = torch.Generator().manual_seed(seed), published.draws
-    tensors = {name: torch.tensor(values).expand(state[name].shape).contiguous() for name, values in draws.fixed}
+    where = device or torch.device("cpu")
+    generator, draws = torch.Generator(where).manual_seed(seed), published.draws
+    fixed = {name: torch.tensor(values, dtype=torch.float32, device="cpu") for name, values in draws.fixed}
+    tensors = {name: values.expand(state[name].shape).contiguous() for name, values in fixed.items()}
     for name in sorted(state.keys() - tensors):
-        tensors[name] = _drawn(name, torch.randn(state[name].shape, generator=generator), draws).half()
+        drawn = torch.randn(state[name].shape, generator=generator, dtype=torch.float32, device=where)
+        tensors[name] = _drawn(name, drawn, draws).half()
     metadata = {} if config.norm_groups is None else {"norm_num_groups": str(config.norm_groups)}
     return Checkpoint(tensors, metadata | dict(published.metadata if config == published.config else {}))
 
@@ -102,16 +110,17 @@ def seeded_input(vae: VideoVAE, half: str, frames: int, width: int, height: int)
 
 def noise_latent(channels: int, latents: int, height: int, width: int) -> Tensor:
     """Return a seeded normal latent [1, C, T, h, w]."""
-    return torch.randn(1, channels, latents, height, width, generator=torch.Generator().manual_seed(1))
+    return torch.randn(1, channels, latents, height, width, generator=torch.Generator().manual_seed(1), **CPU)
 
 
 def noise_video(frames: int, height: int, width: int) -> Tensor:
     """Return seeded smooth colours with a little noise, [F, H, W, 3] in 0..1."""
     generator = torch.Generator().manual_seed(1)
-    coarse = torch.rand(1, 3, max(2, frames // 8), max(2, height // 64), max(2, width // 64), generator=generator)
+    coarse = max(2, frames // 8), max(2, height // 64), max(2, width // 64)
+    coarse = torch.rand(1, 3, *coarse, generator=generator, **CPU)
     smooth = torch.nn.functional.interpolate(coarse, (frames, height, width), mode="trilinear", align_corners=True)
     video = smooth[0].permute(1, 2, 3, 0).contiguous()
-    return video.add_(0.05 * torch.randn(video.shape, generator=generator)).clamp_(0, 1)
+    return video.add_(0.05 * torch.randn(video.shape, generator=generator, **CPU)).clamp_(0, 1)
 
 
 def check_size(size: str, spatial: int) -> tuple[int, int]:

@@ -55,7 +55,7 @@ def video_samples(video: Tensor, side: int = SIDE) -> list[Tensor]:
 def white_noise(video: Tensor) -> Tensor:
     """Return seeded noise in -1..1 of the type and shape of a video sample: textures that few clips contain."""
     generator = torch.Generator().manual_seed(0)
-    return (2 * torch.rand(video.shape, generator=generator) - 1).to(video)
+    return (2 * torch.rand(video.shape, generator=generator, dtype=torch.float32, device="cpu") - 1).to(video)
 
 
 def _places(time: tuple[int, int], size: tuple[int, ...], side: int) -> list[tuple[int, int, int]]:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from ..archs import detect, find_key_set
-from ..errors import InputError
+from ..errors import InputError, one_line
+from ..runtime.scope import as_usual
 from ..system.writing import check_target, replacing, write_tensors
 from .gguf_types import GGUFType
 from .gguf_writer import TensorPlan, write_gguf
 from .quantize import PLAIN, TYPES, encode, stored_shape, stored_type
 from .reader import read_checkpoint
-from .reading import ProgressCallback, failure, one_line
+from .reading import ProgressCallback, failure
 from .shapes import ORIG_SHAPE, restore_shapes
 from .types import Checkpoint
 
@@ -54,11 +55,12 @@ class Conversion:
         exact = len(self.types) - len(self.errors)
         lines.append(
             f"read back: {exact} tensors equal to the source, relative RMS error of the other {len(self.errors)}: "
-            f"mean {mean:.2e}, largest {self.errors[worst]:.2e} ({worst})"
+            f"mean {mean:.2e}, largest {self.errors[worst]:.2e} ({one_line(worst, 100)})"
         )
         return lines
 
 
+@as_usual()
 def convert_checkpoint(
     src: str | PathLike[str],
     dst: str | PathLike[str],

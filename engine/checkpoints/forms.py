@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..errors import one_line
 from ..kernels.tokens import hadamard
 from ..network.codes import Codes
 from .reading import failure
@@ -82,8 +83,9 @@ class Stored:
         group = self.fact("convrot_groupsize", _GROUP)
         sizes = [4**i for i in range(1, 8)]
         if type(group) is not int or group not in sizes or weight.shape[1] % group:
-            raise failure(self.path, f"{self.name} {tuple(weight.shape)} cannot be rotated in groups of {group!r} "
-                                     "columns: they are powers of 4 that divide them")  # fmt: skip
+            raise failure(self.path, f"{self.name} {tuple(weight.shape)} cannot be rotated in groups of "
+                                     f"{one_line(repr(group), 40)} columns: they are powers of 4 that divide "
+                                     "them")  # fmt: skip
         return (weight.view(len(weight), -1, group) @ hadamard(group)).view(weight.shape)
 
 
@@ -112,7 +114,7 @@ def _mxfp8(stored: Stored) -> Tensor:
 
 
 def _nvfp4(stored: Stored) -> Tensor:
-    values = torch.tensor([*_E2M1, *(-v for v in _E2M1)])
+    values = torch.tensor([*_E2M1, *(-v for v in _E2M1)], dtype=torch.float32, device="cpu")
     codes = values[_nibbles(stored.matrix(torch.uint8)).flip(2).flatten(1).int()]
     scale = stored.part("weight_scale_2") * _tiled(stored, codes, _NV_BLOCK, torch.float8_e4m3fn)
     weight = _in_blocks(codes, scale, _NV_BLOCK)
@@ -139,7 +141,9 @@ def _w4a8(stored: Stored) -> Tensor:
                                    "supported: take the file in 8 or 16 bit")  # fmt: skip
     codes = _nibbles(packed).flatten(1)
     coarse = stored.part("weight_s_rel", len(packed), columns // _REL_BLOCK, kind=torch.float8_e4m3fn)
-    book = stored.part("weight_codebook", 16) if "weight_codebook" in stored.parts else torch.arange(-8.0, 8.0)
+    book = torch.arange(-8.0, 8.0, dtype=torch.float32, device="cpu")
+    if "weight_codebook" in stored.parts:
+        book = stored.part("weight_codebook", 16)
     if columns % _REL_BLOCK:
         raise stored.wrong(f"its {columns} columns are no blocks of {_REL_BLOCK}")
     whole = _in_blocks(book[codes.int()], coarse, _REL_BLOCK).round_().clamp_(-127, 127)

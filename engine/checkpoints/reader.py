@@ -14,8 +14,11 @@ import torch
 from .. import log
 from ..archs import detect, find_key_set, other_vaes, unwrapped
 from ..archs import native_names as to_native
+from ..errors import InputError
 from ..network.codes import Codes
+from ..runtime.scope import as_usual
 from . import dequantize, gguf_header, safetensors_file
+from .description import text_beside
 from .reading import Progress, ProgressCallback, failure, open_regular, read_into
 from .scales import apply_scales, told_by
 from .shapes import original_shape, split_merged_convs
@@ -35,6 +38,7 @@ _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
 _EXPECTED = "expected .safetensors or .gguf"
 
 
+@as_usual()
 def read_checkpoint(
     path: str | PathLike[str],
     *,
@@ -82,15 +86,16 @@ def _read_gguf(
     header = gguf_header.parse_header(file, size, path)
     infos = {t.name: t for t in header.tensors}
     shapes = {name: original_shape(header, info, path) for name, info in infos.items()}
-    names = _wanted_names(infos, native, path)
+    names = wanted_names(infos, native, path)
+    metadata = {**header.values, **text_beside(path)}
     if shapes_only:
-        return _finish({name: _shape(shapes[old]) for old, name in names.items()}, dict(header.values), path)
+        return _finish({name: _shape(shapes[old]) for old, name in names.items()}, metadata, path)
     tick = Progress(path, sum(infos[n].nbytes for n in names), progress)
     tensors: dict[str, torch.Tensor] = {}
     for stored, name in names.items():
         tensors[name] = dequantize.read_tensor(file, infos[stored], path).reshape(shapes[stored])
         tick.add(infos[stored].nbytes)
-    return _finish(tensors, dict(header.values), path)
+    return _finish(tensors, metadata, path)
 
 
 def _read_safetensors(
@@ -99,21 +104,23 @@ def _read_safetensors(
     shard = _SHARD.search(path.name)
     if shard and int(shard[1]) > 1:
         raise failure(path, f"is one of {int(shard[1])} shards; merge the shards into one file first")
-    metadata, entries = safetensors_file.parse_header(file, size, path)
+    said, entries = safetensors_file.parse_header(file, size, path)
+    metadata: dict[str, object] = {**said, **text_beside(path)}
     stored = {e.name: e for e in entries}
-    names = _wanted_names(stored, native, path)
+    names = wanted_names(stored, native, path)
     if shapes_only:
         kinds = {old: torch.int8 if entry.dtype == "I8" else torch.float16 for old, entry in stored.items()}
-        return _finish({n: _shape(stored[old].shape, kinds[old]) for old, n in names.items()}, dict(metadata), path)
+        return _finish({n: _shape(stored[old].shape, kinds[old]) for old, n in names.items()}, metadata, path)
     tick = Progress(path, sum(stored[n].nbytes for n in names), progress)
     tensors: dict[str, torch.Tensor] = {}
     for old, name in names.items():
         tensors[name] = safetensors_file.read_tensor(file, stored[old], path)
         tick.add(stored[old].nbytes)
     fp8 = {name for old, name in names.items() if safetensors_file.DTYPES[stored[old].dtype] in safetensors_file.FP8}
-    return from_stored(tensors, dict(metadata), path, fp8, told_by(metadata, names))
+    return from_stored(tensors, metadata, path, fp8, told_by(metadata, names))
 
 
+@as_usual()
 def from_stored(
     tensors: dict[str, torch.Tensor], metadata: dict[str, object], path: Path, fp8: Collection[str] = (),
     told: Mapping[str, Mapping[str, object]] | None = None,
@@ -149,14 +156,17 @@ def _finish(tensors: dict[str, torch.Tensor], metadata: dict[str, object], path:
     return Checkpoint(tensors, metadata, path)
 
 
-def _wanted_names(stored: Collection[str], native: bool, path: Path) -> dict[str, str]:
+def wanted_names(stored: Collection[str], native: bool, path: Path) -> dict[str, str]:
     """Return {name in the file: name in the checkpoint} of the tensors to read, in the file's order."""
     names = unwrapped(stored)
     if others := other_vaes(stored, names):
         log.once(f"{path}: holds more than one VAE; not read: {', '.join(others)}")
     key_set = find_key_set(names.values())
     if native and key_set:
-        renamed = to_native(names.values(), key_set)
+        try:
+            renamed = to_native(names.values(), key_set)
+        except InputError as error:
+            raise failure(path, str(error)) from error
         if renamed:
             names = {old: renamed[name] for old, name in names.items()}
     return names

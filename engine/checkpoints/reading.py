@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import BinaryIO
 
 import torch
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, one_line
 from ..log import info
 from ..system.finite import all_finite
 
@@ -25,12 +24,6 @@ LOG_AFTER_SECONDS = 5.0
 READ_CHUNK = 16 << 20
 
 ProgressCallback = Callable[[int, int], None]
-
-
-def one_line(text: str, limit: int = 300) -> str:
-    """Return `text` with control characters (line breaks too) replaced, cut to `limit` characters."""
-    clean = "".join("?" if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") else c for c in text[: limit + 1])
-    return clean if len(clean) <= limit else clean[:limit] + "…"
 
 
 def failure(path: Path, message: str) -> CheckpointError:
@@ -86,7 +79,7 @@ def read_tensor_bytes(file: BinaryIO, offset: int, size: int, path: Path, what: 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype, path: Path, what: str) -> torch.Tensor:
     """Return an uninitialised CPU tensor; running out of memory is the file's error, in one line."""
     try:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     except (RuntimeError, MemoryError) as error:
         size = torch.Size(shape).numel() * dtype.itemsize
         raise failure(path, f"not enough memory for {what} ({size / 2**30:.2f} GB)") from error

@@ -20,6 +20,8 @@ _WEIGHT_SCALES = ("scale_weight", "weight_scale")
 _TOLD = "comfy_quant"
 _IGNORED = ("scale_input", "input_scale", _TOLD)
 _MARKER = "scaled_fp8"
+#: What may lie in a layer besides, and parts of other layers inside it.
+_PLAIN = (".weight", ".bias")
 #: ComfyUI's names of fp8 with one scale: bytes in their place are the same values.
 _FP8 = {str(kind).removeprefix("torch."): kind for kind in FP8}
 #: Endings of names next to or in place of a weight in other programs' formats: bitsandbytes, GPTQ and AWQ, Nunchaku,
@@ -109,7 +111,19 @@ def apply_scales(
         layer, _, leaf = name.rpartition(".")
         if name == _MARKER or leaf == _MARKER or (leaf in _IGNORED and f"{layer}.weight" in scaled):
             del tensors[name]
+    _refuse_other_scales(tensors, scaled, path)
     return tensors
+
+
+def _refuse_other_scales(tensors: Iterable[str], scaled: Collection[str], path: Path) -> None:
+    """Refuse 8-bit weights next to a tensor of unknown meaning: most likely a scale under another program's name."""
+    for name in tensors:
+        parts = name.split(".")
+        owner = next((w for i in range(1, len(parts)) if (w := ".".join((*parts[:i], "weight"))) in scaled), None)
+        if owner is not None and not name.endswith(_PLAIN):
+            raise failure(path, f"{name} lies beside the 8-bit weight {owner}: a scale in a form that is not "
+                                "supported (fp8 with weight_scale, ComfyUI's forms and GGUF are); take the file in "
+                                "16 bit")  # fmt: skip
 
 
 def _stored(tensors: dict[str, torch.Tensor], layer: str, told: Mapping[str, object], path: Path) -> Stored:

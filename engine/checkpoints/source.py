@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,9 +18,12 @@ from . import read_checkpoint, restore_shapes
 
 @dataclass(frozen=True)
 class Source:
-    """Weight file, by its absolute path; None: the weights were given as tensors, which no longer exist."""
+    """Weight file, by its absolute path; None: the weights were given as tensors, which no longer exist.
+
+    prepared: what loading did with the file's parameters before it built the network (as in `Architecture`)."""
 
     path: Path | None
+    prepared: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
 
     def weights(self, loaded: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return the weights of `loaded` as the file stores them, converted to `dtype`, on the CPU.
@@ -30,7 +34,10 @@ class Source:
         if self.path is None:
             raise CheckpointError("these weights: given as tensors, which are used up")
         mine = loaded.state_dict()
-        checkpoint = restore_shapes(read_checkpoint(self.path), {key: tuple(t.shape) for key, t in mine.items()})
+        checkpoint = read_checkpoint(self.path)
+        if self.prepared is not None:
+            checkpoint = replace(checkpoint, tensors=self.prepared(checkpoint.tensors))
+        checkpoint = restore_shapes(checkpoint, {key: tuple(t.shape) for key, t in mine.items()})
         stored = {key: checkpoint.tensors[key] for key in mine if key in checkpoint.tensors}
         if digest({key: t.to(mine[key].dtype) for key, t in stored.items()}) != digest(mine):
             raise CheckpointError(f"{self.path}: not what was loaded from it")

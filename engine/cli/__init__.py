@@ -7,6 +7,7 @@ is imported, and torch only by its `run`.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from ..errors import Cancelled, ZeroWasteError
+from ..errors import LINE, Cancelled, ZeroWasteError, one_line
 from . import documented
 
 PROGRAM = "zerowaste-vae"
@@ -34,6 +35,8 @@ COMMANDS = {
     "profile": "where the time of a decode or encode goes, by operator and stage",
 }
 EXIT_ERROR = 2
+#: Errors that only writing has: no room.
+_WRITING = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 EXIT_CANCELLED = 130  # the shell's code for a program stopped by Ctrl-C
 
 
@@ -48,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return documented.run(args, PROGRAM)
         parsed = _parser(args[0] if args else None).parse_args(args)
         with _interruptible():
-            return parsed.run(parsed)
+            code = parsed.run(parsed)
+        _flush()
+        return code
     except ZeroWasteError as error:
         return _fail(str(error))
     except (KeyboardInterrupt, Cancelled):
@@ -60,14 +65,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = " (torch and what it needs: https://pytorch.org/get-started/locally)" if error.name == "torch" else ""
         return _fail(f"the Python package {error.name!r} is not installed; install it with pip{hint}")
     except BrokenPipeError:  # the reader of the output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_ERROR
     except OSError as error:
+        if error.filename is None and error.errno in _WRITING:  # of a print: errors of files name them
+            error = _unprinted(error)
         return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise
         return _fail("out of memory; give a lower --vram-gb or --ram-gb, --tiling blended, or a shorter clip")
+
+
+def _flush() -> None:
+    """Write what waits of the output: the interpreter would do it after the exit code is decided. Raises OSError."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        raise _unprinted(error) from error
+
+
+def _unprinted(error: OSError) -> OSError:
+    _drop_output()
+    return OSError(error.errno, f"cannot be written ({error.strerror})", "standard output")
+
+
+def _drop_output() -> None:
+    """Keep the interpreter from writing what waits once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_anything() -> None:
@@ -119,7 +146,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
 
 
 def _fail(message: str) -> int:
-    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{PROGRAM}: error: {one_line(message.strip(), LINE)}", file=sys.stderr)
     return EXIT_ERROR
 
 

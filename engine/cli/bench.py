@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
-from .card import add_card, asked
+from ..errors import LINE, InputError, one_line
+from .card import add_card, add_ratio, asked, ratio_asked
 from .options import add_device, add_force, add_json, add_norm_groups, check_frames, check_least
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from ..bench import projection
     from ..bench.measure import Bench, Case
+    from ..bench.ratio import Ratio
 
 OPERATORS = ("conv3d", "norm_act", "upsample", "to_pixels", "attention", "winograd")
 PEERS = ("eager", "channels-last", "compile", "comfyui")
@@ -114,6 +116,7 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
         help="run the code that GPUs of this generation run, with no more blocks on a processor than theirs hold "
         "(needs Triton; sm_120 needs an H100 or H200, too)",
     )  # fmt: skip
+    add_ratio(parser)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -134,11 +137,14 @@ def run_half(args: argparse.Namespace) -> int:
 
     _check(args, Path(args.weights or ""))
     device = placement("auto", args.device)
-    with in_form(args.form, device):
-        return _run_half(args, device)
+    if args.ratio is not None and set(args.peers or ()) - {"none"}:
+        raise InputError(f"--ratio {args.ratio!r}: the products of peers are not slowed; leave --peers out")
+    ratio = ratio_asked(args, device, args.precisions)
+    with nullcontext() if ratio is not None else in_form(args.form, device):
+        return _run_half(args, device, ratio)
 
 
-def _run_half(args: argparse.Namespace, device: torch.device) -> int:
+def _run_half(args: argparse.Namespace, device: torch.device, ratio: Ratio | None) -> int:
     from ..bench import schema, table
     from ..bench.environment import environment
     from ..bench.share import with_tuning
@@ -151,13 +157,14 @@ def _run_half(args: argparse.Namespace, device: torch.device) -> int:
     print(table.environment_line(about))
     named = weights in (RANDOM, DEMO, *FAMILIES)
     settings = {
-        "command": f"bench {args.half}" + (f" --as {args.form}" if args.form else ""),
+        "command": f"bench {args.half}" + (f" --as {args.form}" if args.form else "")
+        + (f" --ratio {ratio.gpu.name}" if ratio else ""),
         "weights": weights if named else Path(weights).name,
         "architecture": bench.architecture.name, "widths": bench.widths, "runs": args.runs, "input": "seeded",
         "db_frames": args.db_frames, "tiling": args.tiling, "tile": args.tile, "overlap": args.overlap,
     }  # fmt: skip
     rows: list[dict[str, Any]] = []
-    for row in _measure(bench, cases, args, device):
+    for row in _measure(bench, cases, args, device, ratio):
         for line in table.after(rows[-1] if rows else None, row):
             print(line, flush=True)
         rows.append(row)
@@ -200,8 +207,18 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
     return bench, cases
 
 
-def _measure(bench: Bench, cases: list[Case], args: argparse.Namespace, device: torch.device) -> Iterator[dict]:
-    """Yield the rows as they are measured. Peers run once per size, length and precision, with the first target."""
+def _measure(
+    bench: Bench, cases: list[Case], args: argparse.Namespace, device: torch.device, ratio: Ratio | None
+) -> Iterator[dict]:
+    """Yield the rows as they are measured. Peers run once per size, length and precision, with the first target; none
+    at the ratio of a card."""
+    if ratio is not None:
+        from ..bench.ratio.decode import rows
+
+        bench.digests = True
+        for case in cases:
+            yield from rows(bench, case, ratio)
+        return
     peers = args.peers if args.peers is not None else list(PEERS) if device.type == "cuda" else ["none"]
     folder = args.comfyui or os.environ.get("COMFYUI_DIR")
     if "comfyui" in peers and not folder:
@@ -258,19 +275,19 @@ def run_report(args: argparse.Namespace) -> int:
             raise InputError(f"--gpus prints a table and nothing else; leave {given[0]} out")
         from ..bench.share import gpus
 
-        print("\n".join(gpus(reports)))
+        print("\n".join(one_line(line, LINE) for line in gpus(reports)))
         return 0
     for path, report in zip(args.results, reports, strict=True):
         if report["kind"] == "load":
             raise InputError(f"{path}: is a result of bench load; a page is made of bench decode and encode")
-        print(table.environment_line(report["environment"]))
+        print(one_line(table.environment_line(report["environment"])))
         for line in table.lines(report["rows"]):
-            print(line)
+            print(one_line(line, LINE))
         projected = list(projection.project(report, cards))
         if projected:
             print("\nprojected, not measured (published peaks at the measured share of the speed limit):")
         for row in projected:
-            print(projection.line(row))
+            print(one_line(projection.line(row), LINE))
     _write_page(args, reports, profile)
     return 0
 
@@ -282,7 +299,7 @@ def _cards(args: argparse.Namespace) -> Sequence[projection.Card]:
     card = asked(args)
     if card is None:
         return projection.CARDS
-    found = projection.published(*card)
+    found = projection.published(card.name, card.sm)
     if found is None:
         names = ", ".join(one.name for one in projection.CARDS)
         raise InputError(f"--card {args.card}: its peaks are not kept here; there are those of {names}")
@@ -352,17 +369,20 @@ def run_kernels(args: argparse.Namespace) -> int:
     version = ".".join(map(str, triton_version() or ())) or "none"
     say(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, Triton {version}, "
         f"cuDNN {torch.backends.cudnn.version()}")  # fmt: skip
+    ratio = ratio_asked(args, device, ())
     with torch.cuda.device(device):
-        with in_form(args.form, device) as here:
+        with in_form(args.form, device) if ratio is None else ratio.running() as here:
             for note in here.notes:
                 say(note)
-            if args.form:
+            if ratio is not None:
+                say("only this pack's products are slowed: other rows, and the ceilings, are this GPU's own")
+            elif args.form:
                 say(f"code of {args.form}, with no more blocks on a processor than one with 100 KiB of shared memory "
                     "holds")  # fmt: skip
             tops = ceilings(device)
             say(f"ceilings at the start: {tops.line()}", {"ceilings": "start", **vars(tops)})
             say(HEADER)
-            for row in Bench(device, FORM_CONVS if args.form else CONVS).rows(tuple(args.only or OPERATORS)):
+            for row in Bench(device, FORM_CONVS if args.form or ratio else CONVS).rows(tuple(args.only or OPERATORS)):
                 if isinstance(row, str):
                     say(row)
                 else:

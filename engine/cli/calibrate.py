@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ..errors import LINE, InputError, one_line
 from .options import add_any_vae, add_device, add_norm_groups
 from .running import progress
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         outcomes = list(calibrate(vae, source.name, video, latent, errors, lambda: report(next(done), total)))
     for outcome in outcomes:
         for line in describe(outcome.half, outcome.table):
-            print(line)
+            print(one_line(line, LINE))
         for kind, (db, saturated, operands) in outcome.whole.items():
             against = f"{db:.1f} dB against {vae.architecture.native}"
             print(f"  all in {kind}: {against}, {saturated} of {operands} operands saturated")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import torch
+
     from ..archs import Architecture
+    from ..bench.ratio import Ratio
+    from ..kernels.gpus import Gpu
     from ..kernels.targets import Target
 
 #: Clip whose speed limit is stated where no size is given: width, height and frames; side of pictures.
@@ -15,16 +19,45 @@ WIDTH, HEIGHT, FRAMES, SIDE = 1280, 720, 81, 1024
 
 
 class Card(NamedTuple):
-    """GPU, by name and compute capability (89 for 8.9)."""
+    """GPU, by name and compute capability (89 for 8.9), with its row of the table, or why it has none."""
 
     name: str
     sm: int
+    gpu: Gpu | None = None
+    why: str = ""
 
 
 def add_card(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--card", metavar="CARD",
                         help='a GPU that is not here, such as sm_86, sm_89, sm_120 or "RTX 5070 Ti": say what would '
-                        "run there; projected, nothing is measured")  # fmt: skip
+                        "run there and, where it is known, how long; computed, nothing is measured")  # fmt: skip
+
+
+def add_ratio(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--ratio", metavar="CARD", help="on an H100 or H200: slow products to the rate that a processor of this card, "
+        'such as "RTX 5070 Ti", has beside its memory and arithmetic; prebuilt kernels of its generation, or with --as '
+        "Triton's. Times at the ratio of a card are not measured on it")  # fmt: skip
+
+
+def ratio_asked(args: argparse.Namespace, device: torch.device, precisions: Sequence[str]) -> Ratio | None:
+    """Return the ratio of --ratio, after the GPU's products were measured; None: none is asked for.
+
+    Args:
+        args: has `ratio`, and may have `form`.
+        device: the GPU at hand.
+        precisions: of what will run.
+
+    Raises: InputError where that is not possible.
+    """
+    if args.ratio is None:
+        return None
+    from ..bench.ratio import ratio_of, refuse_fp8
+
+    refuse_fp8(precisions, f"--ratio {args.ratio!r}")
+    ratio = ratio_of(args.ratio, getattr(args, "form", None), device)
+    print(ratio.words, flush=True)
+    return ratio
 
 
 def asked(args: argparse.Namespace) -> Card | None:
@@ -33,7 +66,7 @@ def asked(args: argparse.Namespace) -> Card | None:
     Raises:
         InputError: no known generation matches the name.
     """
-    from ..kernels.cards import find
+    from ..kernels.gpus import find
 
     return None if args.card is None else Card(*find(args.card, "--card"))
 
@@ -74,6 +107,10 @@ def lines(card: Card, architecture: Architecture | None, config: Any, kernels: s
 
     first = projected(card.name, card.sm, kernels)[0]
     yield "card", f"{card.name}, sm_{card.sm} (projected, not measured)"
+    if card.gpu is not None:
+        yield "card", about(card.gpu)
+    elif card.why:
+        yield "card", f"{card.why}: no time is computed, and plans need --vram-gb"
     yield "kernels", first.words
     if first.kernels:
         yield "shared memory", f"{first.shared_kib} KiB of a block"
@@ -86,6 +123,8 @@ def lines(card: Card, architecture: Architecture | None, config: Any, kernels: s
     for half, width in (("decoder", config.decoder_widths), ("encoder", config.encoder_widths)):
         for precision in (native, "fp8", "int8") if width else ():
             yield half, f"{precision}: {words(card, architecture, config, half, precision, kernels)}"
+            if time := expects(card, architecture, config, half, precision, kernels):
+                yield half, f"{precision}: {time}"
 
 
 def suggested(sm: int) -> Iterator[tuple[str, str]]:
@@ -129,6 +168,36 @@ def words(card: Card, architecture: Architecture, config: Any, half: str, precis
     return said + _limit(card, architecture, config, half, precision, clip)
 
 
+def about(gpu: Gpu) -> str:
+    """Return a GPU's figures in one line."""
+    memory = " or ".join(map(str, gpu.memory))
+    clock = f"{gpu.mhz} MHz listed" + (f", about {gpu.real} under load" if gpu.real != gpu.mhz else "")
+    rates = "half-rate" if gpu.products["f16"] > gpu.products["f32"] else "full-rate"
+    return (f"{gpu.processors} processors, {clock}, {memory} GB at {gpu.bandwidth} GB/s, {gpu.l2} MB of L2, {rates} "
+            "sums in fp32")
+
+
+def expects(card: Card, architecture: Architecture, config: Any, half: str, precision: str, kernels: str,
+            clip: tuple[int, int, int] | None = None) -> str:  # fmt: skip
+    """Return the computed time of a clip on a card, or why there is none; empty for a GPU without a row in the table,
+    and where plain torch runs.
+
+    Arguments as of `words`."""
+    from ..planning.expected import Expected, expected
+
+    if card.gpu is None or not on(card, architecture, config, half, precision, kernels).kernels:
+        return ""
+    width, height, frames = clip or _usual(architecture)
+    latents, s = architecture.latents(architecture.filled(frames)), architecture.spatial
+    found = expected(card.gpu, architecture, config, half, precision, latents, height // s, width // s)
+    return f"{found.text} for {width}x{height}x{frames}" if isinstance(found, Expected) else found
+
+
+def _usual(architecture: Architecture) -> tuple[int, int, int]:
+    """Return width, height and frames of the clip that is spoken of where no size is given."""
+    return (SIDE, SIDE, 1) if architecture.still else (WIDTH, HEIGHT, FRAMES)
+
+
 def _limit(card: Card, architecture: Architecture, config: Any, half: str, precision: str,
            clip: tuple[int, int, int] | None) -> str:  # fmt: skip
     """Return a text with the speed limit by published peaks; empty where there are none."""
@@ -137,8 +206,7 @@ def _limit(card: Card, architecture: Architecture, config: Any, half: str, preci
     published = projection.published(card.name, card.sm)
     if published is None or precision not in published.peaks:
         return ""
-    usual = (SIDE, SIDE, 1) if architecture.still else (WIDTH, HEIGHT, FRAMES)
-    width, height, frames = clip or usual
+    width, height, frames = clip or _usual(architecture)
     latents, s = architecture.latents(architecture.filled(frames)), architecture.spatial
     work = speed_limit.work(architecture, config, half, latents, height // s, width // s)
     least = speed_limit.seconds(work, precision, published.peaks[precision], published.bandwidth)

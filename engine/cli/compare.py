@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ..errors import CheckpointError, InputError
 from .options import add_json, check_least, print_facts
 
 if TYPE_CHECKING:
@@ -78,31 +79,32 @@ def read(path: Path) -> Iterator[Tensor]:
 
 def _stored(path: Path) -> Iterator[Tensor]:
     import torch
-    from safetensors import SafetensorError, safe_open
 
+    from ..checkpoints.safetensors_file import opened, read_values
     from ..media.latents import check_file
     from ..request import out_of_range
     from ..system.finite import all_finite
 
     check_file(path)
     try:
-        with safe_open(path, "pt") as file:
-            if "frames" not in file.keys():  # noqa: SIM118 (not a dictionary)
+        with opened(path) as (file, _, entries):
+            if "frames" not in entries:
                 raise InputError(f"{path}: holds no tensor `frames`; `decode` writes such files")
-            frames = file.get_slice("frames")
-            shape = frames.get_shape()
+            entry = entries["frames"]
+            shape = entry.shape
             if len(shape) != 5 or shape[0] != 1 or shape[4] != 3:
-                raise InputError(f"{path}: frames are {shape}; one clip [1, F, H, W, 3] is compared")
+                raise InputError(f"{path}: frames are {list(shape)}; one clip [1, F, H, W, 3] is compared")
+            values = math.prod(shape[2:])
             for index in range(shape[1]):
-                frame = frames[:, index][0]
+                frame = read_values(file, entry, index * values, values, path).view(shape[2:])
                 frame = frame.float() / 255 if frame.dtype == torch.uint8 else frame.float()
                 if not all_finite(frame):
                     raise InputError(f"{path}: frame {index} holds NaN or infinite values")
                 if why := out_of_range(frame):
                     raise InputError(f"{path}: frame {index}: {why}")
                 yield frame
-    except SafetensorError as error:
-        raise InputError(f"{path}: is not a readable safetensors file ({error})") from error
+    except CheckpointError as error:
+        raise InputError(str(error)) from error
 
 
 def facts(c: Comparison) -> Iterator[tuple[str, str]]:

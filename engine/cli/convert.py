@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, one_line
 from .running import progress
 
 if TYPE_CHECKING:
@@ -96,14 +96,16 @@ def _verify_latent(vae: VideoVAE) -> tuple[Tensor, str]:
     size = VERIFY_PIXELS // vae.spatial
     generator = torch.Generator().manual_seed(0)
     shape = (1, vae.latent_channels, vae.architecture.latents(VERIFY_FRAMES + 1), size, size)
-    return torch.randn(shape, generator=generator), "seeded noise, the file has no encoder"
+    made = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+    return made, "seeded noise, the file has no encoder"
 
 
 def _print(result: Conversion, args: argparse.Namespace) -> None:
     if args.details:
         for name, kind in result.types.items():
             error = result.errors.get(name)
-            print(f"{kind:5} {name}: " + ("equal" if error is None else f"relative RMS error {error:.2e}"))
+            how = "equal" if error is None else f"relative RMS error {error:.2e}"
+            print(f"{kind:5} {one_line(name, 100)}: {how}")
     for line in result.summary():
         print(line)
     before = args.source.stat().st_size

@@ -100,7 +100,8 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     from ..media.latents import LatentFile, latent_metadata
     from ..media.mp4 import Format, part_of
     from ..media.mp4_finish import check_audio
-    from ..system.writing import check_name, check_target, held
+    from ..system.locks import held
+    from ..system.writing import check_name, check_target
 
     kind = _kind(args.out)
     there = args.resume and not args.force and _whole(args.out, kind)

@@ -95,13 +95,15 @@ def _made(
     """
     import torch
 
+    from ..execution.video import Lasting
+
     if ranks is not None and ranks.rank == 0:
         ranks.broadcast((at_once, count))
     running.check_alike(args, ranks, vae, video=args.video)
     options = {"seed": args.seed, "progress": report, **running.run_options(args, ranks)}
     if at_once:
         return iter([vae.encode(torch.stack(list(frames)), **options)])
-    return vae.encode_stream(frames, count=count, **options)
+    return vae.encode_stream(Lasting(frames), count=count, **options)
 
 
 def _written(

@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import LINE, InputError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -117,7 +117,7 @@ def check_frames(architecture: Architecture, count: int) -> None:
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print (name, text) pairs as a table of two columns."""
     for name, text in facts:
-        print(f"{name:<16}{text}")
+        print(f"{name:<16}{one_line(text, LINE)}")
 
 
 def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:

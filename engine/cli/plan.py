@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError, PlanError
 from ..system.memory import GIB
-from .card import Card, add_card, asked, on, words
+from .card import Card, add_card, asked, expects, on, words
 from .options import (
     add_kernels,
     add_memory_options,
@@ -68,6 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..archs import colours_of
+    from ..options import PLAIN_TILES
     from ..request import Request
 
     width, height = _size(args.size)
@@ -86,9 +87,13 @@ def run(args: argparse.Namespace) -> int:
     latents = architecture.latents(count)
     size = latents, height // spatial, width // spatial
     plan = functools.partial(planner.plan, half, size, request)
-    rows = [_row(plan, limits, architecture.temporal, planner.walk.rates) for limits in _limits(args, request)]
+    rows = [_row(plan, limits, architecture.temporal, planner.walk.rates) for limits in _limits(args, request, card)]
     frames, config = architecture.frames(latents), planner.walk.config
-    there = card and words(card, architecture, config, half, precision, chosen, (width, height, frames))
+    asks = card and (card, architecture, config, half, precision, chosen, (width, height, frames))
+    there, time = (words(*asks), expects(*asks)) if asks else ("", "")
+    bare = {row["bare"] for row in rows if row["fits"]}
+    if card and planner.walk.why_not(half) is None and not note and True in bare:
+        there = PLAIN_TILES if bare == {True} else f"{there}; {PLAIN_TILES}"
     if (*given, wanted) != (width, height, frames):
         filled = f"{given[0]}x{given[1]}, {wanted} frames: filled up to {width}x{height}, {frames} frames, as by encode"
         note = f"{filled}; {note}" if note else filled
@@ -99,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
                   "note": note, "plans": rows}  # fmt: skip
         if card:
             answer["card"] = {"name": card.name, "sm": card.sm, "runs": there, "projected": True}
+            if time:
+                answer["card"]["expected"] = time
         if shared:
             answer["devices"] = [{key: value for key, value in row.items() if key != "text"} for row in shared]
         print(json.dumps(answer, indent=1))
@@ -109,6 +116,8 @@ def run(args: argparse.Namespace) -> int:
         print(note)
     if card:
         print(f"on {card.name}, sm_{card.sm} (projected, not measured): {there}")
+    if time:
+        print(time)
     for row in rows:
         print(f"{row['target_gb']:6.2f} GB: {row['text']}")
     for row in shared:
@@ -123,19 +132,23 @@ def _size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _limits(args: argparse.Namespace, request: Request) -> list[Limits]:
-    """Return the limits of each plan that is asked for."""
+def _limits(args: argparse.Namespace, request: Request, card: Card | None) -> list[Limits]:
+    """Return the limits of each plan that is asked for; of a card in the table 81.25 % of its memory."""
     import torch
 
-    from ..planning.budget import Limits, Machine
+    from ..planning.budget import DEFAULT_SHARE, Limits, Machine
 
     cuda = torch.device("cuda")
-    if args.table or args.vram_gb:
+    named = [args.vram_gb] if args.vram_gb else []
+    if card is not None and card.gpu is not None:
+        named = named or [DEFAULT_SHARE * gb for gb in card.gpu.memory]
+    if args.table or named:
         host = Machine.bare(cuda, None).host(args.ram_gb)
-        return [Limits(int(gb * GIB), host=host) for gb in (TABLE_GB if args.table else [args.vram_gb])]
-    if args.card:
-        raise InputError(f"--card {args.card} does not say how much memory: name a target with --vram-gb, or ask for "
-                         "--table")  # fmt: skip
+        return [Limits(int(gb * GIB), host=host) for gb in (TABLE_GB if args.table else named)]
+    if card is not None:
+        why = f" ({card.why})" if card.why else ""
+        raise InputError(f"--card {args.card} does not say how much memory{why}: name a target with --vram-gb, or ask "
+                         "for --table")  # fmt: skip
     if not torch.cuda.is_available():
         raise InputError("no CUDA GPU here to plan for: name its memory target with --vram-gb, or ask for --table")
     return [Machine.now(cuda).limits(request)]
@@ -267,6 +280,7 @@ def _row(planned: Callable[..., Plan], limits: Limits, temporal: int, rates: Rat
         "frames_per_step": plan.steps.frames,
         "tiles": len(plan.grid),
         "parked": plan.parking is not None,
+        "bare": plan.bare,
         "note": plan.note,
         "text": text,
     }

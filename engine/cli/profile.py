@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from .card import add_ratio, ratio_asked
 from .options import add_device, add_json, add_norm_groups, check_frames, check_least
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..bench.ratio import Ratio
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -23,6 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                         help="as many as latents decode to (default: 21 or what fits; CPU: 5)")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="calls after the first one (default: 3)")
     parser.add_argument("--precision", default="auto", metavar="P", help="auto (CUDA fp16, CPU fp32), fp32, bf16, fp16")
+    add_ratio(parser)
     add_device(parser)
     add_norm_groups(parser)
     add_json(parser, "the rows")
@@ -30,16 +39,26 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..bench.profile import profile
-    from ..bench.subject import check_size, default_weights, read_weights, seeded_input
-    from ..loader import load, placement
-    from ..system.writing import check_target, write_json
+    from ..loader import placement
+    from ..system.writing import check_target
 
     device = placement("auto", args.device)
     small = device.type != "cuda"
     check_least(args, runs=1)
     if args.json is not None:
         check_target(args.json, args.force, inputs=(Path(args.weights or ""),))
+    ratio = ratio_asked(args, device, [args.precision])
+    with nullcontext() if ratio is None else ratio.running():
+        return _run(args, device, small, ratio)
+
+
+def _run(args: argparse.Namespace, device: torch.device, small: bool, ratio: Ratio | None) -> int:
+    """Profile; ratio: of a card, inside which this runs."""
+    from ..bench.profile import profile
+    from ..bench.subject import check_size, default_weights, read_weights, seeded_input
+    from ..loader import load
+    from ..system.writing import write_json
+
     weights = read_weights(args.weights or default_weights(device))
     vae = load(weights, precision=args.precision, device=device, norm_groups=args.norm_groups)
     about, every = vae.architecture, vae.temporal
@@ -51,6 +70,10 @@ def run(args: argparse.Namespace) -> int:
     data = seeded_input(vae, "decoder" if args.half == "decode" else "encoder", frames, *size)
     found = profile(vae, args.half, data, args.runs)
     print("\n".join(found.lines()))
+    if ratio is not None:
+        from ..bench.ratio.waits import lines
+
+        print("", f"what waits, {ratio.words}:", *lines(found, ratio), sep="\n")
     if args.json is not None:
         write_json(args.json, found.record())
     return 0

@@ -149,7 +149,7 @@ class TiledDecoder:
 def create_tiled_decoder(decoder: object, tile_size: int = 1536, temporal_chunk_size: int = 12) -> TiledDecoder:
     """Return a tiled decoder of a VAE: tile_size in pixels, temporal_chunk_size in latents per step (0: planned)."""
     if tile_size < 0 or temporal_chunk_size < 0:
-        raise InputError(f"tile_size={tile_size}, temporal_chunk_size={temporal_chunk_size}: sizes are not negative")
+        raise InputError(f"tile_size={tile_size}, temporal_chunk_size={temporal_chunk_size}: neither can be below 0")
     return TiledDecoder(engine_vae(decoder), tile_size, temporal_chunk_size)
 
 

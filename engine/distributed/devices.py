@@ -51,7 +51,7 @@ def _device(name: str | torch.device) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
-            raise InputError(f"devices: {name} is not there: torch sees {count} CUDA GPU(s)")
+            raise InputError(f"devices: {name} is not there: CUDA GPUs that torch sees: {count}")
         return torch.device("cuda", device.index or 0)
     return device
 

@@ -210,7 +210,7 @@ class RankSpread(Spread):
                 break
             if kind == "results":
                 first, shape = value
-                there = torch.empty(shape, dtype=self.job.into.dtype)
+                there = torch.empty(shape, dtype=self.job.into.dtype, device="cpu")
                 with _rank_lost():
                     dist.recv(there, peer)
                 room = results.room(0, first, len(there))

@@ -77,7 +77,8 @@ def _check_alike(vae: Core, ranks: Ranks, mixed: bool, job: Job) -> None:
     """Raise InputError on all ranks where one has another input, VAE, precision, option or request."""
     network = of_network(vae) if not mixed else None if vae.path is None else of_file(vae.path)
     name, given = ("latent", job.given) if job.half == "decoder" else ("video", getattr(job.given, "all", None))
-    asked = {"clip": (job.size, job.clips, job.latents), "part": job.wanted, "output": job.request.output}
+    asked = {"clip": (job.size, job.clips, job.latents), "part": job.wanted, "output": job.request.output,
+             "range": job.request.range}
     precision, contents = None if mixed else vae.precision, {name: of_contents(given)}
     ranks.agree(vae.device, mixed, **asked, precision=precision, VAE=network, options=of_bits(vae), **contents)
 

@@ -97,11 +97,11 @@ class Watch(threading.Thread):
     def _say(self, peer: int) -> None:
         since, limit = self._since
         spent = time.monotonic() - since if since else 0.0
-        state = torch.tensor([float(self._leaving.is_set()), spent, limit], dtype=torch.float64)
+        state = torch.tensor([float(self._leaving.is_set()), spent, limit], dtype=torch.float64, device="cpu")
         dist.send(state, peer, group=self._group)
 
     def _hear(self, peer: int) -> list[float]:
-        state = torch.empty(3, dtype=torch.float64)
+        state = torch.empty(3, dtype=torch.float64, device="cpu")
         dist.irecv(state, peer, group=self._group).wait(timedelta(seconds=self._silence))
         return state.tolist()
 

@@ -164,7 +164,7 @@ def _survive(
     # A clip keeps the schedules that it began with.
     half, tried = f"{report.operation}r", list[Plan]()
     tuning.of(core.device, core.kernels(half))
-    with core._claimed() as vae, report.measured(core.device), held(core.device):
+    with core._claimed(half) as vae, report.measured(core.device), held(core.device):
         report.precision = vae.precision
         while True:
             try:
@@ -281,8 +281,10 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     if plan.fused and vae.device.type == "cuda":
         log.once("Triton kernel fusion enabled for GroupNorm + SiLU.", log.info)
     here = vae.kernels(half)
-    report.kernels = "" if here is None else here.words
+    report.kernels = "" if here is None or (here.kernels and plan.bare) else here.words
     report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
+    if plan.reference:
+        report.mode = f"fused network on the reference operators ({layout})"
     if launches := not plan.fused and vae.launches(half):
         report.mode = f"torch with kernels of its own ({layout})"
     if plan.own is not None and plan.own.layers:
@@ -311,9 +313,7 @@ def _describe_operands(vae: Core, report: Report) -> None:
     half = f"{report.operation}r"
     report.operands = vae._mixed.describe(half)
     vae._mixed.note(report, half)
-    if vae.device.type == "cpu" and vae._mixed.mode.kind:
-        report.mode = "fused network on the reference operators (NDHWC)"
-    elif "fp8" in vae._mixed.policy(half).kinds.values():
+    if vae.device.type == "cuda" and "fp8" in vae._mixed.policy(half).kinds.values():
         log.once(f"sm_{target(vae.device).capability} FP8 Path Activated.", log.info)
 
 

@@ -53,12 +53,13 @@ class Calls(Following):
         return getattr(self._own, "report", self._latest)
 
     @contextmanager
-    def _claimed(self: T) -> Iterator[T]:
-        """Yield this VAE for one call. Where another call has it, in any thread, yield one with the same weights that
-        packs and plans for itself: calls share nothing that they write to, and none waits for another."""
+    def _claimed(self: T, half: str) -> Iterator[T]:
+        """Yield this VAE for one call of "encoder" or "decoder". Where another call has it, in any thread, yield one
+        with the same weights that packs and plans for itself: calls share nothing that they write to, and none waits
+        for another."""
         if self._busy.acquire(blocking=False):
             try:
-                self._follow()
+                self._follow(half)
                 if self._mixed.mode.kind and self.architecture.own is None and self._no_8_bit() is not None:
                     self._use(self._options)  # another VAE has found that the kernels fail: no 8 bit without them
                 yield self
@@ -66,7 +67,7 @@ class Calls(Following):
                 self._busy.release()
         else:
             other = copy.copy(self)
-            if not self._made_of.holds(self.model, self.patches):
+            if not self._made_of.holds(self.model, self.patches, half):
                 other._identify()
             other._use(self._options)
             yield other

@@ -40,7 +40,7 @@ def decode(
         return
     batch, _, latents, height, width = z.shape
     clips = Clips(half, batch, height, width, results.dtype, plan, guard, wanted.start, lambda: latents,
-                  lambda: wanted.stop)  # fmt: skip
+                  lambda: wanted.stop, results.signed)  # fmt: skip
     clips.begin(results)
 
     def cut(clip: int, _: int, first: int, end: int) -> Tensor:
@@ -223,7 +223,7 @@ def _blended(
                 return
             if not features:
                 size = some.shape[-1], part.last - part.first, rows.length, cols.length
-                features.append(torch.zeros(size).permute(1, 2, 3, 0))
+                features.append(torch.zeros(size, dtype=torch.float32, device="cpu").permute(1, 2, 3, 0))
             features[0][at : at + len(some), y0:y1, x0:x1] += (some.float() * weight).cpu()  # noqa: B023
             at += len(some)
 
@@ -305,14 +305,15 @@ def _unfinished(
 
 def _counted(guard: Guard, index: int, latents: int, piece: int, deliver: Emit) -> Emit:
     """Return an Emit that also notes all pieces of a clip's results but the last, as many as it has latents."""
-    made = 0
+    made = noted = 0
 
     def emit(results: Tensor, health: Tensor) -> None:
-        nonlocal made
+        nonlocal made, noted
         deliver(results, health)
         made += results.shape[0]
         done = -(-made // piece)
-        if done < latents:
+        if noted < done < latents:  # results may come in smaller parts than a piece
+            noted = done
             guard.reach(index, done, latents - done)
 
     return emit

@@ -209,7 +209,7 @@ class Core(Calls):
     def settled(self, half: str, samples: Callable[..., list[Tensor]]) -> Policy:
         """Return the operands of a component ("encoder" or "decoder") for a clip; samples(vae, *device) gives its
         samples."""
-        with self._claimed() as vae:
+        with self._claimed(half) as vae:
             vae._settle(half, lambda *there: samples(vae, *there))
             return vae._mixed.policy(half)
 

@@ -139,10 +139,10 @@ class FusedComponent:
                 ends["before"] = functools.partial(_spread, network)
 
             def step(run: ExecutionContext, z: Tensor, emit: Emit, ends: bool) -> None:
-                network.chunk(run, z, steps.frames, clips.dtype, emit, ends)
+                network.chunk(run, z, steps.frames, clips.dtype, emit, ends, clips.signed)
 
             def replay(run: ExecutionContext, z: Tensor) -> Tensor:
-                return network.whole_chunk(run, steps.frames, clips.dtype, z)
+                return network.whole_chunk(run, steps.frames, clips.dtype, z, clips.signed)
         else:
             size = *size, self._device
             if network.gathers:
@@ -161,7 +161,7 @@ class FusedComponent:
             network, clips,
             lambda: self._runs.run(
                 lambda: network.plan(*size, parking, clip), network,
-                (*size, clip, version(self._device)),
+                (*size, clip, clips.signed, version(self._device)),
                 plan, clips.guard,
             ),
             load, step, replay, lambda: self._runs.aside(plan, self._device), **ends,

@@ -33,9 +33,9 @@ class Identity:
         kept = path is not None and patches is None
         self.store = Store((lambda: of_network(model, architecture.name, native)) if kept else None)
 
-    def holds(self, model: nn.Module, patches: Hashable, closely: bool = False) -> bool:
-        """Return True if these are still the weights of `model` and the patches over them. closely: as in `Stamp`."""
-        return patches == self._patches and self._stamp.holds(model, closely)
+    def holds(self, model: nn.Module, patches: Hashable, half: str = "") -> bool:
+        """Return True if these are still the weights of `model` and the patches over them. half: as in `Stamp`."""
+        return patches == self._patches and self._stamp.holds(model, half)
 
 
 class Following:
@@ -58,11 +58,11 @@ class Following:
         self._made_of = Identity(self.model, self.architecture, self.path, self.patches)
         self.store = self._made_of.store
 
-    def _follow(self) -> None:
-        """Drop everything made of the weights if they have changed, for whatever reason. Call it with `_busy` held."""
-        # Look closely where packed weights are read from disk or written there next, and on a CPU: it is slow anyway.
-        closely = self._mixed.mode.kind is not None and (not self.packed_bytes or self.device.type == "cpu")
-        if not self._made_of.holds(self.model, self.patches, closely):
+    def _follow(self, half: str = "") -> None:
+        """Drop everything made of the weights if they have changed, for whatever reason. Call it with `_busy` held.
+
+        half: the one that runs next, "encoder" or "decoder"; "": either."""
+        if not self._made_of.holds(self.model, self.patches, half):
             log.debug("the weights are others now: they are packed anew")
             self.release()
             codes.follow(self.model)

@@ -64,7 +64,9 @@ def _decode(
             coming -= len(some)
             for place, _ in some:
                 if canvas is None or canvas.clip != place.clip:
-                    canvas = _Canvas(own, rows, columns, place.clip, half.dtype, guard.device, plan.own.blend)
+                    canvas = _Canvas(
+                        own, rows, columns, place.clip, half.dtype, guard.device, plan.own.blend, results.signed
+                    )
                 pixels, health = canvas.add(place, next(made))
                 _write(writer, canvas, place, pixels, health, left[place.clip])
                 if canvas.last(place):
@@ -106,13 +108,14 @@ class _Canvas:
 
     def __init__(
         self, own: NativeTiles, rows: Sequence[Span], columns: Sequence[Span], clip: int, dtype: torch.dtype,
-        device: torch.device, blend: str = "separate",
+        device: torch.device, blend: str = "separate", signed: bool = False,
     ) -> None:  # fmt: skip
         self.own, self.rows, self.columns, self.clip = own, rows, columns, clip
         self._blend = Blend(rows, columns, assembled=blend == "assembled")
         self._kept = torch.empty(3, own.blended, rows[-1].end, columns[-1].end, dtype=dtype, device=device)
         self._section, self._mixes = -1, False
-        self._units = [torch.tensor(v, device=device).view(3, 1, 1, 1) for v in (own.deviation, own.mean)]
+        units = (torch.tensor(v, device=device, dtype=torch.float32) for v in (own.deviation, own.mean))
+        self._units, self._signed = [v.view(3, 1, 1, 1) for v in units], signed
 
     def last(self, place: _Tile) -> bool:
         """Check whether it is the last tile of its section."""
@@ -129,8 +132,8 @@ class _Canvas:
     def add(self, place: _Tile, made: Tensor) -> tuple[Tensor, Tensor]:
         """Blend a tile; `made` is [3, F, H, W], and tiles come in order.
 
-        Returns: its part of the section's frames, with the frames after them at the clip's end, [f, h, w, 3] in 0..1,
-        and their health.
+        Returns: its part of the section's frames, with the frames after them at the clip's end, [f, h, w, 3] in 0..1
+        (signed: -1..1, not clamped), and their health.
         """
         own, section = self.own, place.section
         part, count = own.rate * own.latents, section.end - section.begin
@@ -148,5 +151,6 @@ class _Canvas:
         if not section.ends:
             kept.copy_(x[:, count:])
             x = x[:, :count]
-        x = torch.addcmul(self._units[1], x, self._units[0]).clamp_(0.0, 1.0)
+        x = torch.addcmul(self._units[1], x, self._units[0])
+        x = x.mul_(2.0).sub_(1.0) if self._signed else x.clamp_(0.0, 1.0)
         return x.permute(1, 2, 3, 0), health

@@ -172,7 +172,7 @@ class SectionPass(Pass):
     def _encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Return moments [n, h, w, 2C] of a section's frames, and their health."""
         blend, moments = Blend(self._rows, self._columns, self._own.unit), None
-        health = torch.zeros((), device=self._guard.device)
+        health = torch.zeros((), device=self._guard.device, dtype=torch.float32)
         for (i, row), (j, column) in itertools.product(enumerate(self._rows), enumerate(self._columns)):
             self._guard.tick.check()
             cut = frames[:, row.start : row.end, column.start : column.end].contiguous()
@@ -180,7 +180,7 @@ class SectionPass(Pass):
             part = blend.add(i, j, tile.permute(3, 0, 1, 2))
             if moments is None:
                 size = blend.rows[-1].end, blend.columns[-1].end
-                moments = torch.empty(*part.shape[:2], *size, device=self._guard.device)
+                moments = torch.empty(*part.shape[:2], *size, device=self._guard.device, dtype=torch.float32)
             y, x = blend.rows[i].start, blend.columns[j].start
             moments[:, :, y : y + part.shape[2], x : x + part.shape[3]] = part
             health += health_of

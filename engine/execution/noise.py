@@ -79,7 +79,7 @@ class FrameNoise:
             made = torch.randn(clips, 3, frames, height, width, generator=generator, device=device, dtype=dtype)
             shape = clips, frames, 3, height, width
             locked = staging(shape, dtype) if device.type == "cuda" else None
-            self._drawn = torch.empty(shape, dtype=dtype) if locked is None else locked
+            self._drawn = torch.empty(shape, dtype=dtype, device="cpu") if locked is None else locked
             part = made[:1, :, :PART].nbytes  # in parts: each is laid out anew on the device
             goes_on = locked is not None and made.nbytes + PARTS * part <= room
             with beside(device) if goes_on else nullcontext():

@@ -99,7 +99,8 @@ class Clips:
     """Input and output of a component in one call.
 
     height, width: of the input. dtype: of the results. first: the first wanted result. length: latents of a clip; end:
-    the result after the last wanted one. Both return UNKNOWN until a stream of frames has ended."""
+    the result after the last wanted one. Both return UNKNOWN until a stream of frames has ended. signed: a decoder's
+    frames are in -1..1, not clamped."""
 
     half: Half
     batch: int
@@ -111,6 +112,7 @@ class Clips:
     first: int
     length: Callable[[], int]
     end: Callable[[], int]
+    signed: bool = False
 
     @property
     def latents(self) -> int:

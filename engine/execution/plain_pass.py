@@ -107,8 +107,10 @@ class PlainComponent:
                 found = features(half, parts, check, place=place)
                 return frames(half, found, steps, check, place=place, noise=noise)
 
-            return PlainPass(half, every, self._latents, decode, lambda piece: to_pixels(piece, clips.dtype)[0],
-                             clips.guard, noise)  # fmt: skip
+            def form(piece: Tensor) -> Tensor:
+                return to_pixels(piece, clips.dtype, clips.signed)[0]
+
+            return PlainPass(half, every, self._latents, decode, form, clips.guard, noise)
 
         def encode(parts: Iterator[Tensor], place: Place | None) -> Iterator[tuple[Tensor]]:
             features = encode_features(half, parts, steps, check, place=place)

@@ -37,9 +37,10 @@ class Results:
     #: Results per block; 0 if the whole clip is one.
     block = 0
 
-    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, given: int) -> None:
-        """Describe results of `shape` [H, W, C] and type `dtype`; those before number `given` are not wanted."""
-        self.shape, self.dtype = shape, dtype
+    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, given: int, signed: bool = False) -> None:
+        """Describe results of `shape` [H, W, C] and type `dtype`; those before number `given` are not wanted. signed:
+        frames are in -1..1, not clamped."""
+        self.shape, self.dtype, self.signed = shape, dtype, signed
         #: Results before this one cannot be made again.
         self.given = given
         self._sums: dict[tuple[int, int], Tensor] = {}
@@ -77,7 +78,7 @@ class Results:
 
     def _zeros(self, clip: int, first: int, count: int) -> Tensor:
         kind = torch.float16 if self.dtype == torch.uint8 else self.dtype
-        return torch.zeros(count, *self.shape, dtype=kind)
+        return torch.zeros(count, *self.shape, dtype=kind, device="cpu")
 
     def add(self, clip: int, block: int, first: int, top: int, left: int, pixels: Tensor, weight: Tensor) -> None:
         """Add a tile's pixels, weighted, to an open block.
@@ -100,7 +101,7 @@ class Results:
         sums = self._sums.pop((clip, first))
         out = self.room(clip, first, len(sums))
         for frame, target in zip(sums, out, strict=True):
-            frame.clamp_(0.0, 1.0)
+            frame.mul_(2.0).sub_(1.0) if self.signed else frame.clamp_(0.0, 1.0)
             target.copy_(frame.float().mul_(255.0).round_() if self.dtype == torch.uint8 else frame)
         self.land(clip, first, out)
 
@@ -108,8 +109,8 @@ class Results:
 class Whole(Results):
     """Results in one tensor out [B, N, H, W, C], which begins with result `first` of each clip."""
 
-    def __init__(self, out: Tensor, first: int = 0) -> None:
-        super().__init__(tuple(out.shape[2:]), out.dtype, first)
+    def __init__(self, out: Tensor, first: int = 0, signed: bool = False) -> None:
+        super().__init__(tuple(out.shape[2:]), out.dtype, first, signed)
         self.out, self._first = out, first
 
     def room(self, clip: int, first: int, count: int) -> Tensor:
@@ -127,9 +128,9 @@ class Whole(Results):
 class Landed(Whole):
     """A part of one clip's results, in its place among all."""
 
-    def __init__(self, out: Tensor, first: int, part: int) -> None:
+    def __init__(self, out: Tensor, first: int, part: int, signed: bool = False) -> None:
         """Describe a part that begins with result `part`."""
-        super().__init__(out, first)
+        super().__init__(out, first, signed)
         self.given = self._done = part
 
     @property
@@ -147,8 +148,10 @@ class Landed(Whole):
 class HandedOn(Results):
     """Results of one clip in tensors of their own, which belong to the code that takes them."""
 
-    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, first: int, block: int) -> None:
-        super().__init__(shape, dtype, first)
+    def __init__(
+        self, shape: tuple[int, int, int], dtype: torch.dtype, first: int, block: int, signed: bool = False
+    ) -> None:
+        super().__init__(shape, dtype, first, signed)
         self.block = block
         self._ready: deque[Finished] = deque()
 
@@ -172,16 +175,17 @@ class Target:
     """Destination of all results of a call, one after the other."""
 
     def __init__(
-        self, shape: tuple[int, int, int], dtype: torch.dtype, block: int = 0, room: int | None = None, beside: int = 0
-    ) -> None:
+        self, shape: tuple[int, int, int], dtype: torch.dtype, block: int = 0, room: int | None = None, beside: int = 0,
+        signed: bool = False,
+    ) -> None:  # fmt: skip
         """Describe results that are handed on to the caller as they are finished.
 
         Args:
-            shape, dtype, block: as in `Results`.
+            shape, dtype, block, signed: as in `Results`.
             room: bytes of results that may wait for their turn; None if none has to wait.
             beside: bytes of a result's input, if that waits with it.
         """
-        self.shape, self.dtype, self.block, self.room = shape, dtype, block, room
+        self.shape, self.dtype, self.block, self.room, self.signed = shape, dtype, block, room, signed
         #: Bytes of one result that waits.
         self.nbytes = math.prod(shape) * dtype.itemsize + beside
 
@@ -195,21 +199,21 @@ class Target:
 
     def handed(self, first: int) -> HandedOn:
         """Return the Results of a part that another process takes over."""
-        return HandedOn(self.shape, self.dtype, first, self.block)
+        return HandedOn(self.shape, self.dtype, first, self.block, self.signed)
 
 
 class Kept(Target):
     """One tensor out [B, N, H, W, C], which begins with result `first` of each clip."""
 
-    def __init__(self, out: Tensor, first: int) -> None:
-        super().__init__(tuple(out.shape[2:]), out.dtype)
+    def __init__(self, out: Tensor, first: int, signed: bool = False) -> None:
+        super().__init__(tuple(out.shape[2:]), out.dtype, signed=signed)
         self._out, self._first = out, first
 
     def whole(self, first: int) -> Results:
-        return Whole(self._out, self._first)
+        return Whole(self._out, self._first, self.signed)
 
     def part(self, clip: int, first: int) -> Results:
-        return Landed(self._out[clip : clip + 1], self._first, first)
+        return Landed(self._out[clip : clip + 1], self._first, first, self.signed)
 
 
 def waiting_room(ram_gb: float) -> int:

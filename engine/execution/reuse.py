@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+from ..kernels.targets import target
 from ..planning.plan import Plan, why_none
 from ..runtime.context import ExecutionContext
 from ..runtime.graph_rule import Notes
@@ -61,13 +62,14 @@ class Runs:
 
         Args:
             make: plans the ExecutionContext.
-            network, size: all that distinguishes one ExecutionContext from another; the previous one is used again if
-                they are the same.
+            network, size: all that distinguishes one ExecutionContext from another, with the kernels that run now; the
+                previous one is used again if they are the same.
             plan: the plan of the call.
             guard: frees memory, and keeps the clip if memory runs out.
 
         Yields: the ExecutionContext, and its graphs or None.
         """
+        size = *size, target(guard.device)  # what is recorded launches these kernels
         key = network, *size, plan.parking
         self.replayed, self.no_graphs = (0, 0), self._why_none(plan, guard.device)
         graphs = self._kept(guard.device, None if self.no_graphs else key)

@@ -13,14 +13,19 @@ from ..errors import InputError
 from ..request import check_video
 
 
+def unsigned(frames: Tensor, signed: bool) -> Tensor:
+    """Return frames in 0..1; signed: they are in -1..1."""
+    return frames.float().mul(0.5).add_(0.5) if signed else frames
+
+
 class TensorVideo:
     """Frames of a checked tensor [B, F, H, W, 3]."""
 
-    def __init__(self, video: Tensor, still: bool = False) -> None:
-        """still: pictures, which are frames of one clip."""
+    def __init__(self, video: Tensor, still: bool = False, signed: bool = False) -> None:
+        """still: pictures, which are frames of one clip. signed: values are in -1..1."""
         #: Clips, frames, height and width, as they were given.
         self.size = tuple(video.shape[:4])
-        self._still = still
+        self._still, self._signed = still, signed
         self._video = video.flatten(0, 1)[None] if still else video
         self.batch, self.count, self.height, self.width, _ = self._video.shape
 
@@ -31,15 +36,17 @@ class TensorVideo:
 
     def of(self, clips: slice) -> TensorVideo:
         """Return some of the clips."""
-        return self if self._still else TensorVideo(self._video[clips])  # pictures are frames of one clip
+        if self._still:  # pictures are frames of one clip
+            return self
+        return TensorVideo(self._video[clips], signed=self._signed)
 
     def frames(self, clip: int, first: int, end: int) -> Tensor:
-        """Return frames [first, end) of a clip, [n, H, W, C]."""
-        return self._video[clip, first:end]
+        """Return frames [first, end) of a clip, [n, H, W, C] in 0..1."""
+        return unsigned(self._video[clip, first:end], self._signed)
 
     def sample(self) -> Tensor:
-        """Return the frames that calibration takes samples from, [F, H, W, 3]."""
-        return self._video[0]
+        """Return the frames that calibration takes samples from, [F, H, W, 3] in 0..1."""
+        return unsigned(self._video[0], self._signed)
 
     def fill(self, end: int) -> None:
         """Do nothing: all frames are there."""
@@ -48,22 +55,35 @@ class TensorVideo:
         """Do nothing: no frame is released."""
 
 
+class Lasting:
+    """Frames whose maker never writes to them again, so that a stream need not copy them."""
+
+    def __init__(self, frames: Iterable[Tensor]) -> None:
+        self._frames = frames
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._frames)
+
+
 class StreamVideo:
     """One clip's frames as an iterator gives them: [H, W, C] or [f, H, W, C] each, all of one size and type.
 
-    `fill` takes frames from the iterator, `drop` releases them; `frames` may be called by any thread.
+    They are copied when they are taken, unless they are Lasting: many readers fill one buffer again and again. `fill`
+    takes frames from the iterator, `drop` releases them; `frames` may be called by any thread.
     """
 
     batch = 1
 
     def __init__(
         self, frames: Iterable[Tensor], spatial: int, count: int | None = None, colours: int = 3,
-        any_range: bool = False,
+        any_range: bool = False, signed: bool = False,
     ) -> None:  # fmt: skip
-        """count: of all frames, where it is known. colours: C. Raises InputError as `check_video` does, now or when
-        later frames come."""
+        """count: of all frames, where it is known. colours: C. signed: values are in -1..1 and beyond. Raises
+        InputError as `check_video` does, now or when later frames come."""
         self._coming: Iterator[Tensor] | None = iter(frames)
+        self._copies = not isinstance(frames, Lasting)
         self._spatial, self._colours, self._any_range = spatial, colours, any_range
+        self._signed = signed
         self._pieces: deque[Tensor] = deque()
         self._changing = threading.Lock()
         #: The number of the first piece's first frame, and the number after the last piece's last frame.
@@ -94,6 +114,7 @@ class StreamVideo:
                 self._finish()
                 return
             piece = self._checked(piece)
+            piece = piece.clone() if self._copies else piece
             with self._changing:
                 self._pieces.append(piece)
                 self._end += len(piece)
@@ -114,12 +135,12 @@ class StreamVideo:
     def _checked(self, piece: Tensor) -> Tensor:
         try:
             piece = check_video(piece[None] if piece.ndim == 3 else piece, self._spatial, False, self._colours,
-                                self._any_range)  # fmt: skip
+                                self._any_range, self._signed)  # fmt: skip
             if piece.shape[0] != 1:
                 raise InputError(f"a stream is of one clip, and this is of {piece.shape[0]}")
         except InputError as error:
             raise InputError(f"frame {self._end} of the stream: {error}") from None
-        piece = piece[0]
+        piece = unsigned(piece[0], self._signed)
         if self._pieces and (piece.shape[1:], piece.dtype) != (self._pieces[0].shape[1:], self._pieces[0].dtype):
             now, before = (f"{p.shape[2]}x{p.shape[1]} in {p.dtype}" for p in (piece, self._pieces[0]))
             raise InputError(f"frame {self._end} of the stream is {now}, those before are {before}: give one kind")

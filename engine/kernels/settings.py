@@ -47,6 +47,11 @@ class Setting:
                 elif self._get() == self._ours:
                     self._set(self._found)
 
+    def is_one_of(self, *values: Any) -> bool:
+        """Check that the setting has one of these values and no run holds it, so that none will put another one
+        back."""
+        return not self._wanted and self._get() in values
+
     def _settle(self) -> None:
         self._set(self.exact if self.exact in self._wanted else next(iter(self._wanted)))
 

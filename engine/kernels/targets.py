@@ -25,6 +25,8 @@ FP8 = torch.float8_e4m3fn
 MIN_TRITON = (3, 5)
 #: Versions of Triton whose Gluon the kernels in it are tested with.
 GLUON = ((3, 6), (3, 7))
+#: What ZLUDA, which runs CUDA programs on AMD GPUs and says it is an NVIDIA GPU of 8.x, adds to a GPU's name.
+ZLUDA = "[ZLUDA]"
 MADE_WITH = (3, 6)  # the Triton that prebuilt kernels are compiled with
 
 
@@ -241,14 +243,16 @@ def standing_in(here: Target) -> Iterator[None]:
 def _ways(index: int, asked: str) -> list[Target]:
     name, sm = _card(index)
     if not sm:
-        return [Target(name, 0, None, notes=("AMD GPUs run the torch operators",), way=PLAIN)]
+        why = "ZLUDA runs the torch operators" if ZLUDA in name else "AMD GPUs run the torch operators"
+        return [Target(name, 0, None, notes=(why,), way=PLAIN)]
     return _tried(name, sm, asked, lambda way: _off.get((torch.device("cuda", index), way)))
 
 
 def _card(index: int) -> tuple[str, int]:
     """Return a GPU's name and compute capability; 0 for a GPU that is not NVIDIA's."""
     major, minor = torch.cuda.get_device_capability(index)
-    return torch.cuda.get_device_name(index), 0 if torch.version.hip is not None else major * 10 + minor
+    name = torch.cuda.get_device_name(index)
+    return name, 0 if torch.version.hip is not None or ZLUDA in name else major * 10 + minor
 
 
 def _tried(name: str, sm: int, asked: str, off: Callable[[str], str | None]) -> list[Target]:

@@ -20,8 +20,9 @@ import torch
 
 from .. import log
 from ..errors import InputError
+from .animations import Animation, animated
 from .pictures import SUFFIXES, is_picture, read_picture
-from .streams import ENOUGH, HEAD, Decoded, Pace, announced, chosen, is_text, surprises
+from .streams import ENOUGH, HEAD, Decoded, Pace, announced, chosen, is_text, surprises, usual
 from .to_rgb import ToRgb, UnreadColours
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Clip:
         self.name = str(source) if isinstance(source, (str, Path)) else "the video"
         self.fps, self.count, self.colours = DEFAULT_FPS, None, colours
         self._images: list[Path] | None = None
+        self._animation: Animation | None = None
         if isinstance(self._source, Path):
             if self._source.is_dir():
                 self._images = _images_in(self._source)
@@ -62,10 +64,14 @@ class Clip:
                 raise InputError(f"{source}: no such file or folder")
             elif not self._source.is_file():  # a source is opened more than once
                 raise InputError(f"{source}: is a pipe or a device; write it to a file first")
+            elif seconds := animated(self._source):
+                self._animation = Animation(self._source, seconds)
             elif is_picture(self._source):
                 self._images = [self._source]
         if self._images is not None:
             self.count = len(self._images)
+        elif self._animation is not None:
+            self.count, self.fps = self._animation.count, usual(self._animation.fps)
         else:
             with self._open() as (_, stream):
                 self.fps = Fraction(stream.average_rate or stream.guessed_rate or DEFAULT_FPS)
@@ -79,12 +85,24 @@ class Clip:
 
     def integers(self) -> Iterator[np.ndarray]:
         """Yield frames [H, W, colours], uint8 or uint16."""
+        if self._animation is not None:
+            return self._from_animation(self._animation)
         return self._from_video() if self._images is None else self._from_images(self._images)
 
+    def _from_animation(self, animation: Animation) -> Iterator[np.ndarray]:
+        if animation.varies:
+            log.once(f"{self.name}: {self._varies()}")
+        tell = Kinds()
+        yield from animation.frames(self.colours, lambda line: tell(line, f"{self.name}: "))
+
+    def _varies(self) -> str:
+        return (f"its frame rate varies; every frame is taken as it comes, {float(self.fps):g} a second: sound may run "
+                "ahead of the picture or behind it")  # fmt: skip
+
     def _from_images(self, files: list[Path]) -> Iterator[np.ndarray]:
-        first = None
+        first, tell = None, Kinds()
         for file in files:
-            pixels = read_picture(file, self.colours)
+            pixels = read_picture(file, self.colours, lambda line, file=file: tell(line, f"{file}: "))
             first = (pixels.shape, pixels.itemsize) if first is None else first
             if pixels.shape != first[0]:
                 size, expected = (f"{p[1]}x{p[0]}" for p in (pixels.shape, first[0]))
@@ -100,7 +118,7 @@ class Clip:
     def _from_video(self) -> Iterator[np.ndarray]:
         import av
 
-        read, pace, short = 0, Pace(), None
+        read, pace, short, tell = 0, Pace(), None, Kinds()
         try:
             with self._open() as (container, stream):
                 stream.thread_type = "AUTO"
@@ -114,12 +132,10 @@ class Clip:
                     read += 1
                     for line in (decoded.trouble, to_rgb.trouble):
                         if line:
-                            log.once(f"{self.name}: frame {read - 1} {line}")
+                            tell(line, f"{self.name}: frame {read - 1} ")
                     # An AVI has one rate and stores frames in decoding order, which is not the order of display.
                     if container.format.name != "avi" and pace.breaks(frame):
-                        log.warn(f"{self.name}: its frame rate varies; every frame is taken as it comes, "
-                                 f"{float(self.fps):g} a second: sound may run ahead of the picture or "
-                                 "behind it")  # fmt: skip
+                        log.warn(f"{self.name}: {self._varies()}")
                     if read == ENOUGH:
                         self._believe(pace)
                     yield pixels
@@ -173,6 +189,21 @@ class Clip:
             raise InputError(f"{self.name}: cannot be read as a video ({error.strerror})") from error
 
 
+class Kinds:
+    """Logs a line for each kind of event in a clip: the first of those that differ in numbers alone, whatever the
+    number of frames."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, line: str, before: str = "") -> None:
+        """before: the beginning of the line, which names the file or the frame."""
+        kind = re.sub(r"\d+", "", line)
+        if kind not in self._said:
+            self._said.add(kind)
+            log.once(before + line)
+
+
 def read_video(path: str | Path, max_frames: int | None = None) -> tuple[torch.Tensor, Fraction]:
     """Return the frames of a video, a folder of images or one image, and the frame rate.
 
@@ -194,7 +225,7 @@ def read_video(path: str | Path, max_frames: int | None = None) -> tuple[torch.T
     clip = Clip(path)
     waiting: list[np.ndarray | None] = list(islice(clip.integers(), max_frames))
     # The pages of an empty tensor are allocated as they are written, while the integer frames free theirs.
-    frames = torch.empty((len(waiting), *waiting[0].shape), dtype=torch.float32)
+    frames = torch.empty((len(waiting), *waiting[0].shape), dtype=torch.float32, device="cpu")
     for index, pixels in enumerate(waiting):
         _fill(frames[index], pixels)
         waiting[index] = pixels = None
@@ -238,6 +269,6 @@ def _fill(target: torch.Tensor, pixels: np.ndarray) -> None:
 
 
 def _floats(pixels: np.ndarray) -> torch.Tensor:
-    frame = torch.empty(pixels.shape, dtype=torch.float32)
+    frame = torch.empty(pixels.shape, dtype=torch.float32, device="cpu")
     _fill(frame, pixels)
     return frame

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import log
 from ..archs import Architecture, latent_space
-from ..errors import InputError
+from ..errors import InputError, one_line
 
 #: Attribute of a latent tensor. Operations that make a new tensor drop it.
 ATTRIBUTE = "vae_note"
@@ -101,7 +101,7 @@ def check(
 def _named(note: Mapping[str, str]) -> str:
     """Return the family, with the file and a scale other than the network's own; texts from files may be of any
     form."""
-    family, file, scale = (" ".join(note.get(key, "").split())[:100] for key in ("family", "vae", "scale"))
+    family, file, scale = (one_line(note.get(key, "").strip(), 100) for key in ("family", "vae", "scale"))
     parts = [file] if file else []
     parts += [f"scale {scale}"] if scale not in ("", "1") else []
     return f"{family} ({', '.join(parts)})" if parts else family

@@ -6,17 +6,20 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from .. import log
-from ..errors import InputError
+from ..checkpoints.safetensors_file import Entry, opened, read_values
+from ..errors import CheckpointError, InputError, one_line
 from ..request import check_dense
+from ..runtime.scope import as_usual
 from ..system.finite import all_finite
-from ..system.writing import replacing, stamp, unwritable, write_tensors
+from ..system.words import many
+from ..system.writing import naming, replacing, stamp, write_tensors
 from . import latent_note
 
 _LEGACY_SCALE = 1 / 0.18215  # ComfyUI's Load Latent applies it to files without the version marker
@@ -33,7 +36,8 @@ def write_latent(path: str | Path, latent: torch.Tensor, metadata: Mapping[str, 
     if latent.ndim not in (4, 5):
         raise InputError(f"{path}: latent shape {list(latent.shape)} is not [batch, channels, time, height, width]")
     if Path(path).suffix.lower() == ".latent":
-        tensors = {"latent_tensor": latent, "latent_format_version_0": torch.empty(0)}
+        marker = torch.empty(0, dtype=torch.float32, device="cpu")
+        tensors = {"latent_tensor": latent, "latent_format_version_0": marker}
     else:
         tensors = {"latent": latent}
     write_tensors(path, tensors, {**latent_note.found(latent), **(metadata or {})})
@@ -63,27 +67,26 @@ class LatentFile:
             folded: four axes may be the collapsed form of several latents in time.
         """
         self.path = Path(path)
-        with _opened(self.path) as file:
+        with _opened(self.path) as (_, metadata, entries):
             self._stamp = stamp(self.path)
             #: Note of the VAE that made it, as from `latent_note.note_of`; empty if the file has none.
-            self.vae_note = latent_note.in_metadata(file.metadata() or {})
-            names = set(file.keys())
-            comfy = "latent" not in names
-            self._name = "latent_tensor" if comfy else "latent"
-            there = file.get_slice(self._name)
-            shape, kind = list(there.get_shape()), there.get_dtype()
+            self.vae_note = latent_note.in_metadata(metadata)
+            comfy = "latent" not in entries
+            self._entry = entries["latent_tensor" if comfy else "latent"]
+            shape, kind = list(self._entry.shape), self._entry.dtype
         if kind not in _FLOATS:
             raise InputError(f"{path}: the latent is {_KINDS.get(kind, kind)}; a float type is needed")
         self._scale = 1.0
-        if comfy and "latent_format_version_0" not in names:
+        if comfy and "latent_format_version_0" not in entries:
             log.once(f"{path}: no latent_format_version_0 marker, so it is multiplied by 1/0.18215 as ComfyUI does")
             self._scale = _LEGACY_SCALE
+        self._joined = joined and len(shape) == 4 and shape[1] == channels and (comfy or shape[0] != channels)
         if still and len(shape) == 4:
-            whole, self._form = [*shape[:2], 1, *shape[2:]], "still"
-        elif joined and len(shape) == 4 and shape[1] == channels and (comfy or shape[0] != channels):
-            whole, self._form = [1, channels, shape[0], *shape[2:]], "joined"
+            whole = [*shape[:2], 1, *shape[2:]]
+        elif self._joined:
+            whole = [1, channels, shape[0], *shape[2:]]
         else:
-            whole, self._form = _five_axes(path, shape, channels, comfy, folded)
+            whole = _five_axes(path, shape, channels, comfy, folded)
         if whole[1] != channels:
             raise InputError(f"{path}: has {whole[1]} channels, not {channels} (shape {whole})")
         if not self.vae_note:
@@ -91,35 +94,40 @@ class LatentFile:
         if not min(whole):
             raise InputError(f"{path}: the latent is empty (shape {whole})")
         if item is not None and not 0 <= item < whole[0]:
-            raise InputError(f"--item {item}: {path} holds {whole[0]} clip(s), numbered from 0")
+            raise InputError(f"--item {item}: {path} holds {many(whole[0], 'clip')}, numbered from 0")
         self._first = item or 0
         self.shape = torch.Size(whole if item is None else [1, *whole[1:]])
 
+    @as_usual()
     def __getitem__(self, place: tuple[int, slice, slice]) -> torch.Tensor:
         """Return [C, n, h, w] in float32; the slice of channels must be all of them."""
         clip, _, frames = place
         clip, (first, end, _) = self._first + clip, frames.indices(self.shape[2])
-        with _opened(self.path) as file:
-            if stamp(self.path) != self._stamp:
-                raise InputError(f"{self.path}: was rewritten while it was read; start again")
-            there = file.get_slice(self._name)
-            if self._form == "whole":
-                part = there[clip : clip + 1, :, first:end][0]
-            elif self._form == "still":
-                part = there[clip : clip + 1][0][:, None][:, first:end]
-            elif self._form == "joined":
-                part = there[first:end].movedim(0, 1)
-            elif self._form == "unbatched":
-                part = there[:, first:end]
-            else:
-                starts = range(0, self.shape[1] * self.shape[2], self.shape[2])
-                part = torch.stack([there[clip : clip + 1, at + first : at + end][0] for at in starts])
-        part = part.float()
+        _, channels, count, height, width = self.shape
+        plane, end = height * width, max(first, end)
+        # Batch and channels come before time in every form but one.
+        rows = [((clip * channels + c) * count + first) * plane for c in range(channels)]
+        values = (end - first) * plane
+        if self._joined:
+            rows, values = [first * channels * plane], (end - first) * channels * plane
+        with self._open() as file:
+            parts = [read_values(file, self._entry, row, values, self.path).float() for row in rows]
+        if self._joined:
+            part = parts[0].view(-1, channels, height, width).movedim(0, 1)
+        else:
+            part = torch.stack(parts).view(channels, -1, height, width)
         if self._scale != 1.0:
             part = part * self._scale
         if not all_finite(part):
             raise InputError(f"{self.path}: the latent holds NaN or infinite values; it was broken before it was saved")
         return part
+
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO]:
+        with _opened(self.path) as (file, _, _):
+            if stamp(self.path) != self._stamp:
+                raise InputError(f"{self.path}: was rewritten while it was read; start again")
+            yield file
 
     def read(self) -> torch.Tensor:
         """Return everything as float32 [B, C, T, h, w], with the file's note of the VAE that made it."""
@@ -135,24 +143,21 @@ def read_latent(
 
 def latent_metadata(path: str | Path) -> dict[str, str]:
     """Return the text metadata of a latent file (header only), empty for most files made elsewhere."""
-    with _opened(Path(path)) as file:
-        return dict(file.metadata() or {})
+    with _opened(Path(path)) as (_, metadata, _):
+        return metadata
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
-
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, dict[str, str], dict[str, Entry]]]:
     check_file(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            if not names & {"latent", "latent_tensor"}:
-                found = ", ".join(sorted(names)[:3]) or "nothing"
+        with opened(path) as (file, metadata, entries):
+            if not entries.keys() & {"latent", "latent_tensor"}:
+                found = ", ".join(one_line(name, 100) for name in sorted(entries)[:3])
                 raise InputError(f"{path}: not a latent file, it has no tensor latent or latent_tensor (found {found})")
-            yield file
-    except SafetensorError as error:
-        raise InputError(f"{path}: not a readable safetensors latent file ({error})") from error
+            yield file, metadata, entries
+    except CheckpointError as error:
+        raise InputError(str(error)) from error
 
 
 def check_file(path: Path) -> None:
@@ -163,10 +168,10 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path}: is a {'folder' if path.is_dir() else 'pipe or a device'}, not a file")
 
 
-def _five_axes(path: str | Path, shape: list[int], channels: int, batched: bool, folded: bool) -> tuple[list[int], str]:
-    """Return the shape as [B, C, T, h, w], and the form in the file: "whole", "unbatched" or "collapsed"."""
+def _five_axes(path: str | Path, shape: list[int], channels: int, batched: bool, folded: bool) -> list[int]:
+    """Return the shape as [B, C, T, h, w]."""
     if len(shape) == 5:
-        return shape, "whole"
+        return shape
     if len(shape) == 4:
         collapsed = shape[1] == channels or (folded and shape[1] > 0 and shape[1] % channels == 0)
         unbatched = shape[0] == channels and not batched
@@ -176,9 +181,9 @@ def _five_axes(path: str | Path, shape: list[int], channels: int, batched: bool,
                 f" [batch, {channels} x time, height, width]; save it with five axes"
             )
         if collapsed:
-            return [shape[0], channels, shape[1] // channels, *shape[2:]], "collapsed"
+            return [shape[0], channels, shape[1] // channels, *shape[2:]]
         if unbatched:
-            return [1, *shape], "unbatched"
+            return [1, *shape]
     raise InputError(f"{path}: shape {shape} is not [batch, {channels}, time, height, width]")
 
 
@@ -195,11 +200,14 @@ class LatentWriter:
         self._shape: list[int] = []
 
     def __enter__(self) -> LatentWriter:
-        self._waiting = tempfile.TemporaryFile(dir=self.path.parent)
+        with naming(self.path):
+            self._waiting = tempfile.TemporaryFile(dir=self.path.parent)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._waiting.close()
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        # Closing writes what still waits in memory; its error would hide the first one.
+        with suppress(OSError) if kind is not None else naming(self.path):
+            self._waiting.close()
 
     def write(self, latent: torch.Tensor) -> None:
         """Add latents [1, C, n, h, w]."""
@@ -207,10 +215,8 @@ class LatentWriter:
         if not self._shape:
             self._shape = [1, channels, 0, *size]
         self._shape[2] += count
-        try:
+        with naming(self.path):
             self._waiting.write(latent[0].transpose(0, 1).float().contiguous().numpy().tobytes())
-        except OSError as error:
-            raise unwritable(error, self.path) from error
 
     @property
     def shape(self) -> torch.Size:

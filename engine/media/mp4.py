@@ -19,7 +19,9 @@ from ..errors import InputError
 from ..request import check_dense, check_range
 from ..system.finite import all_finite
 from ..system.hardware import cores
-from ..system.writing import held, replacing, sweep, unwritable
+from ..system.locks import held
+from ..system.patience import clear
+from ..system.writing import replacing, sweep, try_names, unwritable
 from .clips import Frames
 from .fragments import Appended, scan
 from .mp4_finish import finish_file
@@ -117,6 +119,7 @@ class Mp4Writer:
         self.path, self._form, self._identity = Path(path), form, identity
         self._name, self._force = name or self.path.name, force
         self.part = part_of(self.path)
+        try_names(self.path)
         self.part.open("ab").close()
         self._before = None
         #: Number of frames in complete fragments.
@@ -178,12 +181,13 @@ class Mp4Writer:
             with replacing(self.path) as temporary:
                 finish_file(self.part, temporary, audio, start, Fraction(self._count) / self._form.fps)
                 check_free(self.path, self._force)
-            self.part.unlink()
+            if left := clear(self.part):
+                log.warn(f"{self.part}: is not needed any more and could not be removed ({left})")
 
     def discard(self) -> None:
         """Remove the part file."""
         with self._held:
-            self.part.unlink(missing_ok=True)
+            clear(self.part)
 
     # -- in the thread ------------------------------------------------------------------------------------------------
 
@@ -341,7 +345,8 @@ def write_mp4(
                 for frame in frames:
                     check_dense(frame, "a frame")
                     check_range(frame)
-                    writer.write(frame[None])
+                    # Frames wait for the encoder, and an iterable may fill one buffer again and again.
+                    writer.write(frame[None] if isinstance(frames, torch.Tensor) else frame[None].clone())
             if not writer.done:
                 raise InputError(f"{path}: no frames to write")
             writer.finish()

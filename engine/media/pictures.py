@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from .. import log
 from ..errors import InputError
 from .colours import LINEAR, srgb_table, transform, unconverted
 
+#: Takes a sentence on what of a picture is lost.
+Tell = Callable[[str], None]
 #: Suffixes of pictures, in folders too.
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".tif", ".tiff"})
 #: Formats recognised by content, whatever the name. Sequences of JPEGs (.mjpeg) begin like one JPEG.
@@ -34,40 +36,54 @@ def is_picture(path: Path) -> bool:
         return True
     if path.suffix.lower() in _ROWS:
         return False
-    with suppress(Exception), _unlimited(), Image.open(path, formats=_FORMATS) as image:
+    with suppress(Exception), unlimited(), Image.open(path, formats=_FORMATS) as image:
         return image.format in ("ICO", "ICNS", "MPO", "TIFF") or getattr(image, "n_frames", 1) == 1
     return False
 
 
-def read_picture(path: Path, colours: int = 3) -> np.ndarray:
+def read_picture(path: Path, colours: int = 3, tell: Tell | None = None) -> np.ndarray:
     """Return one picture as uint8 or uint16 [H, W, colours], rotated upright by its EXIF tag, in sRGB.
 
     Args:
         colours: 3, or 4 for RGB with alpha, which is opaque if the file has none.
+        tell: called with what is lost, in words; None: it is logged with the path.
 
     Raises:
         InputError: the file cannot be read as a picture.
     """
-    try:
-        with _unlimited(), Image.open(path) as opened:
-            _check_size(path, *opened.size)
-            _say_more(path, opened)
-            opened.load()
-            image = ImageOps.exif_transpose(opened)
-            # Taken from the opened file: rotating or loading loses some of these facts.
-            facts = {**opened.info, **image.info, "cicp": _cicp(path) if opened.format == "PNG" else None}
-            return _pixels(path, image, facts, colours)
-    except (OSError, SyntaxError, ValueError, MemoryError, struct.error, Image.DecompressionBombError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = "not enough memory" if isinstance(error, MemoryError) else str(error)
-        reason = " ".join(reason.replace(str(path), "").split()).strip(" '\"")
-        raise InputError(f"{path}: cannot be read as an image ({reason})") from error
+    tell = tell or (lambda line: log.once(f"{path}: {line}"))
+    with reading(str(path)), unlimited(), Image.open(path) as opened:
+        check_size(path, *opened.size)
+        _say_more(opened, tell)
+        return converted(path, opened, colours, tell)
+
+
+def converted(path: Path, opened: Image.Image, colours: int, tell: Tell) -> np.ndarray:
+    """Return the pixels of an opened picture, or of its current frame, as `read_picture` does."""
+    opened.load()
+    image = ImageOps.exif_transpose(opened)
+    # Taken from the opened file: rotating or loading loses some of these facts.
+    facts = {**opened.info, **image.info, "cicp": _cicp(path) if opened.format == "PNG" else None}
+    return _pixels(path, image, facts, colours, tell)
 
 
 @contextmanager
-def _unlimited() -> Iterator[None]:
-    """Lift Pillow's limit, which upscalers exceed and whose message names no cure; `_check_size` applies our own."""
+def reading(name: str, where: str = "") -> Iterator[None]:
+    """Turn Pillow's errors in the body into InputError. where: " after N frames" of an animation."""
+    try:
+        yield
+    except (OSError, EOFError, SyntaxError, ValueError, MemoryError, struct.error,
+            Image.DecompressionBombError) as error:  # fmt: skip
+        if isinstance(error, InputError):
+            raise
+        reason = "not enough memory" if isinstance(error, MemoryError) else str(error)
+        reason = " ".join(reason.replace(name, "").split()).strip(" '\"")
+        raise InputError(f"{name}: cannot be read as an image{where} ({reason})") from error
+
+
+@contextmanager
+def unlimited() -> Iterator[None]:
+    """Lift Pillow's limit, which upscalers exceed and whose message names no cure; `check_size` applies our own."""
     with _LIMIT:
         before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
@@ -76,26 +92,30 @@ def _unlimited() -> Iterator[None]:
             Image.MAX_IMAGE_PIXELS = before
 
 
-def _check_size(path: Path, width: int, height: int) -> None:
+def check_size(path: Path, width: int, height: int) -> None:
     if width * height > LARGEST:
         raise InputError(f"{path}: {width}x{height} is more than {LARGEST / 1e6:.0f} million pixels; scale it down or "
                          "cut it into parts")  # fmt: skip
 
 
-def _say_more(path: Path, image: Image.Image) -> None:
+def _say_more(image: Image.Image, tell: Tell) -> None:
     """Log the contents of the file besides the picture that is read."""
     sizes = image.info.get("sizes", ())
     if len(sizes) > 1:
-        log.once(f"{path}: holds {len(sizes)} sizes of a picture; the largest is read ({image.width}x{image.height})")
+        tell(f"holds {len(sizes)} sizes of a picture; the largest is read ({image.width}x{image.height})")
     elif image.format != "MPO" and getattr(image, "n_frames", 1) > 1:  # cameras keep a preview in MPO files
-        log.once(f"{path}: holds {image.n_frames} pictures, and only the first is read; save each as an image "
-                 "of its own, in one folder")  # fmt: skip
-    # Pillow has no type for 16-bit RGB.
+        tell(f"holds {image.n_frames} pictures, and only the first is read; save each as an image of its own, in one "
+             "folder")  # fmt: skip
+    say_depth(image, tell)
+
+
+def say_depth(image: Image.Image, tell: Tell) -> None:
+    """Tell if 16 bits are read as 8: Pillow has no type for 16-bit RGB."""
     if image.mode in ("RGB", "RGBA") and any(";16" in str(tile[3]) for tile in image.tile or ()):
-        log.once(f"{path}: 8 of its 16 bits per channel are read; a lossless video (FFV1) keeps them all")
+        tell("8 of its 16 bits per channel are read; a lossless video (FFV1) keeps them all")
 
 
-def _pixels(path: Path, image: Image.Image, facts: dict, colours: int) -> np.ndarray:
+def _pixels(path: Path, image: Image.Image, facts: dict, colours: int, tell: Tell) -> np.ndarray:
     if image.mode == "F":
         raise InputError(f"{path}: float image; its range is unknown, convert it to 8 or 16 bit first")
     if image.mode.startswith("I"):  # 16-bit gray; Pillow's own conversion to RGB would clip it at 255
@@ -105,7 +125,7 @@ def _pixels(path: Path, image: Image.Image, facts: dict, colours: int) -> np.nda
                              "first")  # fmt: skip
         gray = gray.astype(np.uint16)
         if facts.get("icc_profile") or "gamma" in facts:
-            _convert(path, Image.fromarray((gray >> 8).astype(np.uint8)), facts, said_only=True)
+            _convert(Image.fromarray((gray >> 8).astype(np.uint8)), facts, tell, said_only=True)
         pixels = np.repeat(gray[..., None], colours, axis=2)
         if colours == 4:
             pixels[..., 3] = 65535
@@ -115,56 +135,56 @@ def _pixels(path: Path, image: Image.Image, facts: dict, colours: int) -> np.nda
         if colours == 4:
             alpha = image.convert("RGBA").getchannel("A")
         else:
-            log.once(f"{path}: transparency is dropped, the colours below it are used")
+            tell("transparency is dropped, the colours below it are used")
     if image.mode in ("1", "LA", "La") and "transparency" not in image.info:
         image = image.convert("LA").getchannel("L") if image.mode != "1" else image.convert("L")
     elif image.mode not in ("L", "CMYK", "LAB"):
         image = image.convert("RGBA").convert("RGB") if image.mode in ("RGBa", "PA") else image.convert("RGB")
-    rgb = _convert(path, image, facts)
+    rgb = _convert(image, facts, tell)
     if colours == 3:
         return np.asarray(rgb)
     rgb.putalpha(255 if alpha is None else alpha)
     return np.asarray(rgb)
 
 
-def _convert(path: Path, image: Image.Image, facts: dict, said_only: bool = False) -> Image.Image:
+def _convert(image: Image.Image, facts: dict, tell: Tell, said_only: bool = False) -> Image.Image:
     """Return a picture of mode L, RGB, CMYK or LAB as RGB in sRGB; said_only: only log the conversion it would need."""
     told = facts["cicp"]
     if told is not None:  # it takes precedence over a PNG's other colour data
         for line in unconverted(told[1], told[0]):
-            log.once(f"{path}: {line}")
-        return _by_table(path, image, srgb_table(256), said_only) if told[1] == LINEAR else image.convert("RGB")
+            tell(line)
+        return _by_table(image, srgb_table(256), tell, said_only) if told[1] == LINEAR else image.convert("RGB")
     profile = facts.get("icc_profile")
     if profile or image.mode == "LAB":
         try:
             made = transform(profile, image.mode)
         except (ImageCms.PyCMSError, ImportError, OSError, ValueError, TypeError):
-            log.once(f"{path}: its colour profile cannot be used, and its colours are taken as sRGB's")
+            tell("its colour profile cannot be used, and its colours are taken as sRGB's")
             made = None
         if made is not None and said_only:
-            log.once(f"{path}: its colour profile is not applied to 16 bits a channel; convert it to sRGB first")
+            tell("its colour profile is not applied to 16 bits a channel; convert it to sRGB first")
         elif made is not None:
             return ImageCms.applyTransform(image, made)
         return image.convert("RGB")
     if image.mode == "CMYK":
-        log.once(f"{path}: its printing colours (CMYK) have no profile and are converted by a rule of thumb; convert "
-                 "it to sRGB first")  # fmt: skip
+        tell("its printing colours (CMYK) have no profile and are converted by a rule of thumb; convert it to sRGB "
+             "first")  # fmt: skip
     gamma, named = facts.get("gamma"), "srgb" in facts
     primaries = facts.get("chromaticity")
     if primaries and not named and max(abs(a - b) for a, b in zip(primaries, _SRGB, strict=True)) > 0.01:
-        log.once(f"{path}: its primaries are not sRGB's and are taken as those: convert it to sRGB first")
+        tell("its primaries are not sRGB's and are taken as those: convert it to sRGB first")
     if gamma and not named and abs(gamma * 2.2 - 1) > 0.05:
-        return _by_table(path, image, srgb_table(256, 1 / gamma), said_only)
+        return _by_table(image, srgb_table(256, 1 / gamma), tell, said_only)
     if _says_adobe(image):
-        log.once(f"{path}: its EXIF names AdobeRGB, but no profile is in it, and its colours are taken as sRGB's; "
-                 "convert it to sRGB first")  # fmt: skip
+        tell("its EXIF names AdobeRGB, but no profile is in it, and its colours are taken as sRGB's; convert it to "
+             "sRGB first")  # fmt: skip
     return image.convert("RGB")
 
 
-def _by_table(path: Path, image: Image.Image, table: np.ndarray, said_only: bool) -> Image.Image:
+def _by_table(image: Image.Image, table: np.ndarray, tell: Tell, said_only: bool) -> Image.Image:
     image = image.convert("RGB")
     if said_only:
-        log.once(f"{path}: its gamma is not applied to 16 bits a channel; convert it to sRGB first")
+        tell("its gamma is not applied to 16 bits a channel; convert it to sRGB first")
         return image
     return image.point(table.tolist() * 3)
 

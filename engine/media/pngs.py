@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
@@ -13,7 +11,9 @@ import torch
 
 from ..errors import InputError
 from ..request import check_dense, check_range
-from ..system.writing import FRAME_NAME, IDENTITY, held, refuse_foreign_files, replacing, unwritable
+from ..system.locks import held
+from ..system.patience import clear, remove, replace
+from ..system.writing import FRAME_NAME, IDENTITY, naming, put, refuse_foreign_files, replacing, try_names, unwritable
 from .clips import Frames
 from .mp4 import check_count, check_free, check_identity, part_of, to_integers
 
@@ -33,6 +33,7 @@ class PngWriter:
         self.done = 0
         if self.path.is_dir():
             refuse_foreign_files(self.path)
+        try_names(self.path, folder=True)
         self.part.mkdir(exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(held(self.part))
@@ -42,8 +43,9 @@ class PngWriter:
             else:
                 refuse_foreign_files(self.part)
                 for file in self.part.iterdir():
-                    file.unlink()
-                (self.part / IDENTITY).write_text(identity, encoding="utf-8")
+                    remove(file)
+                with naming(self.part):
+                    (self.part / IDENTITY).write_text(identity, encoding="utf-8")
             self._held = stack.pop_all()
         self._given = self.done
         self._pool = ThreadPoolExecutor(THREADS)
@@ -81,17 +83,16 @@ class PngWriter:
         with self._held:
             check_count(self.part, sum(1 for _ in self.part.glob("frame_*.png")), self._given)
             check_free(self.path, self._force)
-            if self.path.is_dir():
-                with replacing(self.path) as temporary:
-                    os.replace(self.part, temporary)
-            else:  # in one step, so that one of the two names exists at any time
-                os.replace(self.part, self.path)
-            (self.path / IDENTITY).unlink()
+            try:
+                put(self.part, self.path)
+            except OSError as error:  # all frames are in the part folder
+                raise unwritable(error, self.path) from error
+            clear(self.path / IDENTITY)
 
     def discard(self) -> None:
         """Remove the part folder."""
         with self._held:
-            shutil.rmtree(self.part, ignore_errors=True)
+            clear(self.part)
 
     def _settle(self, most: int) -> None:
         while len(self._waiting) > most:
@@ -110,9 +111,9 @@ class PngWriter:
         own = self.part / f".{name}"
         try:
             Image.fromarray(pixels).save(own, format="PNG")
-            os.replace(own, self.part / name)
+            replace(own, self.part / name)
         except OSError as error:
-            own.unlink(missing_ok=True)
+            clear(own)
             raise unwritable(error, self.part) from error
 
 

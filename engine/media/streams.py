@@ -26,7 +26,9 @@ _HEADS = (b"YUV4MPEG2", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6", b"P7", b"PF", 
 _TEXTS = frozenset({"tty", "bin", "xbin", "adf", "idf"})
 #: FFmpeg's flag for streams that are only a part of a picture (PyAV 14 has no name for it).
 _DEPENDENT = 0x80000
-_STILL_BRANDS = frozenset({"heic", "heix", "mif1", "avif"})
+#: Brands of HEIC and AVIF files that hold a picture, and an animation.
+_STILLS = frozenset({"heic", "heix", "mif1", "avif"})
+_ANIMATIONS = frozenset({"hevc", "hevx", "msf1", "avis"})
 
 
 def is_text(head: bytes) -> bool:
@@ -52,9 +54,19 @@ def chosen(container: InputContainer, name: str) -> VideoStream:
     if tiles:
         raise InputError(f"{name}: is a picture in {tiles} tiles, as phones write HEIC and AVIF, which are not put "
                          "together here; save it as PNG or JPEG first")  # fmt: skip
-    if container.metadata.get("major_brand") in _STILL_BRANDS:  # thumbnails may come first
+    brands = _brands(container)
+    if brands & _ANIMATIONS and any(s.frames > 1 for s in streams):  # a still beside it comes first
+        return max(streams, key=lambda s: s.frames)
+    if brands & _STILLS:  # thumbnails may come first
         streams = [s for s in streams if s.disposition.value & 1] or streams
     return streams[0]
+
+
+def _brands(container: InputContainer) -> set[str]:
+    """Return the brands of a HEIC or AVIF file; none for files of other kinds."""
+    major, others = (container.metadata.get(key, "") for key in ("major_brand", "compatible_brands"))
+    pictures = major in _STILLS | _ANIMATIONS
+    return {major, *(others[at : at + 4] for at in range(0, len(others), 4))} if pictures else set()
 
 
 def is_cover(stream: VideoStream) -> bool:
@@ -107,7 +119,8 @@ class Decoded:
                 self.trouble = None
                 if frame.is_corrupt or frame.pts in damaged:
                     self.trouble = ("is damaged, and what lacks is made up by the decoder; those that follow, up to "
-                                    "the next whole picture, may be wrong too")  # fmt: skip
+                                    "the next whole picture, may be wrong too (later ones are not "
+                                    "listed)")  # fmt: skip
                 yield frame
 
     def _packets(self) -> Iterator[tuple[Packet, bool]]:
@@ -152,7 +165,7 @@ class Pace:
         if self._broken or self._steps < 4 or self._last <= self._first:
             return None
         found = self._steps / (self._last - self._first)
-        return None if abs(found / fps - 1) <= 0.02 else _usual(found)
+        return None if abs(found / fps - 1) <= 0.02 else usual(found)
 
     def short_of(self, stream: VideoStream, fps: Fraction) -> str | None:
         """Return the gap after the last frame, in words, or None.
@@ -167,7 +180,7 @@ class Pace:
         return f"{end:.1f} seconds, its frames end at {there:.1f}" if end > there + 1 else None
 
 
-def _usual(rate: Fraction) -> Fraction:
+def usual(rate: Fraction) -> Fraction:
     """Return the whole rate, or the television one, within 0.3 % of a measured rate; else the measured one."""
     whole = Fraction(round(rate))
     near = [r for r in (whole, whole * 1000 / 1001) if r and abs(rate / r - 1) < 0.003]
@@ -176,12 +189,15 @@ def _usual(rate: Fraction) -> Fraction:
 
 def surprises(container: InputContainer, stream: VideoStream, frame: VideoFrame, colours: int = 3) -> Iterator[str]:
     """Yield the differences between these pixels and the picture in a player."""
-    streams = sum(not is_cover(s) for s in container.streams.video)
-    if streams > 1:
-        yield f"holds {streams} video streams; the first is read"
+    streams = [s for s in container.streams.video if not is_cover(s)]
+    # In HEIC and AVIF files a gray stream beside the picture is its alpha channel, and an animation has a still.
+    beside = [s for s in streams if s is not stream and s.frames == stream.frames] if _brands(container) else []
+    apart = any((s.pix_fmt or "").startswith("gray") for s in beside)
+    if len(streams) > 1 and not (apart or (stream.frames > 1 and _brands(container))):
+        yield f"holds {len(streams)} video streams; the first is read"
     # FFmpeg's own decoder of VP9 leaves alpha out; a GIF's frames always have an alpha channel.
     alpha = any(c.is_alpha for c in frame.format.components) and stream.codec_context.name != "gif"
-    if (alpha and colours < 4) or stream.metadata.get("alpha_mode") == "1":
+    if (alpha and colours < 4) or apart or stream.metadata.get("alpha_mode") == "1":
         yield "transparency is dropped, the colours below it are used"
     if frame.interlaced_frame:
         yield "is interlaced, and lines of two moments are taken as one frame; deinterlace it first (ffmpeg -vf bwdif)"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ..kernels.to_pixels import BYTES, UNIT, Pixels
+from ..kernels.to_pixels import BYTES, RAW, UNIT, Pixels
 from ..options import DEFAULTS, Options
 from ..precision.forms import Operands
 from ..runtime.context import ExecutionContext
@@ -162,7 +162,8 @@ class FusedDecoder(Fused):
         return run
 
     def chunk(
-        self, run: ExecutionContext, z: Tensor, frames: int, output: torch.dtype, emit: Emit, ends: bool = False
+        self, run: ExecutionContext, z: Tensor, frames: int, output: torch.dtype, emit: Emit, ends: bool = False,
+        signed: bool = False,
     ) -> None:
         """Decode one chunk of latents.
 
@@ -172,8 +173,9 @@ class FusedDecoder(Fused):
             output: type of the pixels, which are 0..1, or bytes 0..255.
             emit: gets pixels [m, H, W, 3], valid until it returns.
             ends: the clip ends with these latents; networks that look ahead hold frames back until they know.
+            signed: the pixels are the network's own, about -1..1 and not clamped.
         """
-        form = BYTES if output == torch.uint8 else UNIT
+        form = RAW if signed else BYTES if output == torch.uint8 else UNIT
         front, first, *later = self.stages
         stages, every = [(*front, *first), *later], len(self._rates) - 1
         going = self._going(run)
@@ -204,11 +206,13 @@ class FusedDecoder(Fused):
                 size = link.step.size(size, False)
             going -= len(stage)
 
-    def whole_chunk(self, run: ExecutionContext, frames: int, output: torch.dtype, z: Tensor) -> Tensor:
+    def whole_chunk(
+        self, run: ExecutionContext, frames: int, output: torch.dtype, z: Tensor, signed: bool = False
+    ) -> Tensor:
         """Decode, as `chunk` does, a chunk whose frames all fit one step; return the pixels, valid until the next
         call."""
         pixels: list[Tensor] = []
-        self.chunk(run, z, frames, output, pixels.append)
+        self.chunk(run, z, frames, output, pixels.append, signed=signed)
         # Networks that look ahead may have no frames yet.
         return pixels[0] if pixels else torch.empty(0, 1, 1, 3, dtype=output, device=run.device)
 

@@ -45,7 +45,7 @@ def lent(device: torch.device, *parts: Part) -> tuple[Part, ...]:
     """Return the parts with their weights on `device`: the parts themselves if they lie there, else copies, which free
     their weights when they are dropped. The weights in host memory are only read, so any number of threads and devices
     may call this at once."""
-    weights, device = _weights(parts), torch.empty(0, device=device).device  # with its number
+    weights, device = _weights(parts), torch.empty(0, device=device, dtype=torch.float32).device  # with its number
     if all(p.device == device for p in weights.values()):
         return parts
     # Leave the caller's inference mode: the copies may serve calls outside of it.

@@ -396,5 +396,5 @@ class Program:
         """Return the reason why fused execution cannot run it, or None."""
         reasons = (s.plain_only or s.why_not_fused(self.style) for s in self.every())
         if self.style.after and any(s.taps(self.style) != Taps() and not s.looks_ahead for s in self.every()):
-            return f"its convolutions look {self.style.after} frame(s) ahead, which only plain torch does"
+            return "its convolutions look at later frames, which only plain torch does"
         return next((r for r in reasons if r), None)

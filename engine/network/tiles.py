@@ -39,7 +39,7 @@ class Axis:
         return _weights(self, scale)[index]
 
     def _raw(self, index: int, scale: int) -> Tensor:
-        weight = torch.ones(self.size * scale, dtype=torch.float64)
+        weight = torch.ones(self.size * scale, dtype=torch.float64, device="cpu")
         if index > 0:
             n = (self.starts[index - 1] + self.size - self.starts[index]) * scale
             weight[:n] *= self._ramp(n)
@@ -49,7 +49,7 @@ class Axis:
         return weight
 
     def _ramp(self, n: int) -> Tensor:
-        position = (torch.arange(n, dtype=torch.float64) + 0.5) / max(n, 1)
+        position = (torch.arange(n, dtype=torch.float64, device="cpu") + 0.5) / max(n, 1)
         if self.blend:
             return 0.5 - 0.5 * torch.cos(math.pi * position)
         return (position > 0.5).double()
@@ -59,7 +59,7 @@ class Axis:
 def _weights(axis: Axis, scale: int) -> list[Tensor]:
     raw = [axis._raw(i, scale) for i in range(len(axis.starts))]
     spans = [(scale * lo, scale * hi) for lo, hi in axis.spans()]
-    total = torch.zeros(axis.length * scale, dtype=torch.float64)
+    total = torch.zeros(axis.length * scale, dtype=torch.float64, device="cpu")
     for (lo, hi), weight in zip(spans, raw, strict=True):
         total[lo:hi] += weight
     return [(weight / total[lo:hi]).float() for (lo, hi), weight in zip(spans, raw, strict=True)]
@@ -90,7 +90,7 @@ def check_tile(tile: int, overlap: int, scale: int) -> None:
     if tile < 0 or 0 < tile < least:
         raise InputError(f"tile={tile} is too small: use at least {least} pixels, or 0 for automatic")
     if overlap < 0:
-        raise InputError(f"overlap={overlap} is negative: use 0 or more pixels")
+        raise InputError(f"overlap={overlap} is below 0: use 0 or more pixels")
     if tile and overlap >= tile:
         raise InputError(f"overlap={overlap} must be smaller than tile={tile}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +22,10 @@ DEFAULT_SHARE = 0.8125
 #: then many times slower.
 MARGIN_SHARE = 0.05
 MARGIN_BYTES = 512 << 20
+#: What stays free on Windows where the user names no target: as much as ComfyUI keeps, up to LARGE_CARD and above it.
+#: There a driver spills sooner, for the desktop takes of the card, too.
+WINDOWS_BYTES = 600 << 20, 700 << 20
+LARGE_CARD = 15 * GIB
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class Machine:
         """
         if self.card is not None:
             most, source = (vram_gb * GIB, "vram_gb") if vram_gb else (DEFAULT_SHARE * self.card, "card")
-            return self._reachable(most), source
+            return self._reachable(most, auto=not vram_gb), source
         if vram_gb or ram_gb:
             return max(0, int((vram_gb or ram_gb) * GIB) - self.foreign), "vram_gb" if vram_gb else "ram_gb"
         return None if self.half_ram is None else self.held + self.half_ram, "half_ram"
@@ -125,7 +130,7 @@ class Machine:
 
         This is all that other processes leave minus a margin, minus the bytes that this process already holds for other
         things. None where the user named a target, and on a CPU."""
-        return None if vram_gb or self.card is None else self._reachable(math.inf)
+        return None if vram_gb or self.card is None else self._reachable(math.inf, auto=True)
 
     def host(self, ram_gb: float | None) -> int | None:
         """Return the bytes of host memory in which a run may park histories, in addition to its result.
@@ -136,8 +141,11 @@ class Machine:
             return 0
         return int(ram_gb * GIB) if ram_gb else self.half_ram
 
-    def _reachable(self, most: float) -> int:
-        free = self.card - min(MARGIN_SHARE * self.card, MARGIN_BYTES) - ORDERS.reserved
+    def _reachable(self, most: float, auto: bool) -> int:
+        margin = min(MARGIN_SHARE * self.card, MARGIN_BYTES)
+        if auto and sys.platform == "win32":
+            margin = WINDOWS_BYTES[self.card > LARGE_CARD]
+        free = self.card - margin - ORDERS.reserved
         return max(0, int(min(most, int(free) - self.others)) - self.foreign)
 
 

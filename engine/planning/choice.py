@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ import torch
 from .. import log
 from ..archs import Architecture
 from ..kernels.cards import TRITON
+from ..kernels.prebuilt.driver import driver, too_old
+from ..kernels.prebuilt.errors import PrebuiltError
 from ..kernels.prebuilt.launch import preload, read_ahead
 from ..kernels.prebuilt.library import SetError, library
 from ..kernels.probe import give_up, works
@@ -55,7 +58,7 @@ class Choices:
             able = ways(self._device, self._walk.options.kernels)
             if half in self._made and self._made[half][0] is able:
                 return self._made[half][1]
-            found = first(self._walk, half, self._mode, able)
+            found = first(self._walk, half, self._mode, able, _cuda())
             if not (found.kernels and self._probe) or works(self._device, found):
                 self._made[half] = able, found
 
@@ -136,29 +139,40 @@ def project(walk: FusedWalk, half: str, name: str, sm: int, mode: Mode) -> Targe
     return first(walk, half, mode, projected(name, sm, walk.options.kernels))
 
 
-def first(walk: FusedWalk, half: str, mode: Mode, able: list[Target]) -> Target:
-    """Return the first target of `able` that has all kernels of a component; the last one is plain torch."""
+def first(walk: FusedWalk, half: str, mode: Mode, able: list[Target], cuda: int | None = None) -> Target:
+    """Return the first target of `able` that has all kernels of a component, in PTX that the driver reads; the last one
+    is plain torch. cuda: as of `lacks`."""
     reasons: list[str] = []
     *kernels, plain = able
     for here in kernels:
-        why = None if here.set is None else lacks(walk, half, mode, here)
+        why = None if here.set is None else lacks(walk, half, mode, here, cuda)
         if why is None:
             return replace(here, passed=tuple(dict.fromkeys((*here.passed, *reasons))))
         reasons.append(why)
     return without_kernels(plain.name, plain.sm, (*reasons, *plain.notes)) if reasons else plain
 
 
-def lacks(walk: FusedWalk, half: str, mode: Mode, here: Target) -> str | None:
+def lacks(walk: FusedWalk, half: str, mode: Mode, here: Target, cuda: int | None = None) -> str | None:
     """Return why the prebuilt set of `here` cannot run a component, or None.
 
     The set's index names the models that it was made for; for other widths a dry run finds the launches, which takes
-    seconds in a new process."""
+    seconds in a new process.
+
+    Args:
+        cuda: newest CUDA that the driver knows (12060 for 12.6), which must read the component's kernels: those in fp8
+            need a newer one. None: it is not known, or not this machine's.
+    """
     model = _model(walk, half)
+    use = _use(walk, half, mode, here)
+    # Notes on other ways change no kernel; without them the cache of `needs` hits.
+    wanted = partial(needs, *model, replace(here, passed=()), mode.kind, mode.half_accumulate)
     try:
-        if library().covers(here.way, _use(walk, half, mode, here)):
+        sets = library()
+        if not sets.covers(here.way, use) and (why := missing(here.way, wanted())):
+            return why
+        if cuda is None or not any(too_old(cuda, version) for version in sets.versions(here.way)):
             return None
-        # Notes on other ways change no kernel; without them the cache of `needs` hits.
-        return missing(here.way, needs(*model, replace(here, passed=()), mode.kind, mode.half_accumulate))
+        return too_old(cuda, sets.version(here.way, use, wanted)) or None
     except SetError as error:
         return str(error)
 
@@ -170,6 +184,14 @@ def _use(walk: FusedWalk, half: str, mode: Mode, here: Target) -> str:
     if here.tiles and mode.kind is None:
         options = replace(options, winograd=False)
     return use_id(*model, options, mode.kind, mode.half_accumulate)
+
+
+def _cuda() -> int | None:
+    """Return the newest CUDA that this machine's driver knows; None where it does not say."""
+    try:
+        return driver().version()
+    except PrebuiltError:
+        return None
 
 
 def _model(walk: FusedWalk, half: str) -> tuple[Architecture, Any, str, torch.dtype, Options]:

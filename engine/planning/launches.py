@@ -221,16 +221,16 @@ def _encode(network: FusedEncoder, run: ExecutionContext, parts: list[Tensor]) -
 
 def _latents(channels: int, count: int, side: int) -> Tensor:
     """Return latents as they arrive, [count, side, side, channels] with channels outermost in memory, in fp32."""
-    return torch.empty(channels, count, side, side, device=META).permute(1, 2, 3, 0)
+    return torch.empty(channels, count, side, side, device=META, dtype=torch.float32).permute(1, 2, 3, 0)
 
 
 def _frames(network: FusedEncoder, count: int, size: int) -> Tensor:
-    return torch.empty(count, size, size, network.takes, device=META)
+    return torch.empty(count, size, size, network.takes, device=META, dtype=torch.float32)
 
 
 def _tokens(half: Half, dtype: torch.dtype, kind: str | None) -> None:
     size = (1, LARGE // 8, LARGE // 8)
-    latents = torch.empty(half.program.takes, *size, device=META)
+    latents = torch.empty(half.program.takes, *size, device=META, dtype=torch.float32)
 
     def decode() -> None:
         network = TokenNetwork(half, dtype, META, kind)
@@ -242,7 +242,7 @@ def _tokens(half: Half, dtype: torch.dtype, kind: str | None) -> None:
     decode()
     if kind == "int8":  # a file's own codes have rotated inputs
         for layer in (m for m in half.modules() if isinstance(m, Matrix)):
-            rows = torch.empty(len(layer.weight), device=META)
+            rows = torch.empty(len(layer.weight), device=META, dtype=torch.float32)
             group = next(g for g in ROTATED if layer.weight.shape[1] % g == 0)
             Codes(layer.weight.to(torch.int8), rows, group).attach(layer)
         decode()

@@ -9,6 +9,7 @@ import torch
 
 from ..archs import Architecture
 from ..network.plain import Network
+from ..runtime.scope import as_usual
 from .layouts import ByRules
 
 
@@ -16,5 +17,5 @@ from .layouts import ByRules
 def meta_model(architecture: Architecture, config: Any) -> Network:
     """Return the network on the meta device, in fp32. It is cached and shared: do not change it."""
     # Its tensors outlive a caller's inference mode, and dry runs are made outside of it.
-    with torch.inference_mode(False), torch.device("meta"), ByRules():  # torch 2.6 would import sympy for first values
+    with as_usual(), torch.inference_mode(False), torch.device("meta"), ByRules():  # torch 2.6 would import sympy
         return architecture.build(config).requires_grad_(False)

@@ -276,7 +276,7 @@ class PlainWalk:
         colours, dtype = encoder.program.takes, encoder.input_type(self._dtype)
         frames = self._temporal * latents if encoder.program.piece else self._temporal * (latents - 1) + 1
         for a, b in spans_of(encoder.program, frames, steps.latents):
-            yield to_network(torch.empty(1, b - a, rows, cols, colours, device=meta), meta, dtype)
+            yield to_network(torch.empty(1, b - a, rows, cols, colours, device=meta, dtype=torch.float32), meta, dtype)
 
 
 def keeps(program: Program) -> bool:

@@ -8,6 +8,7 @@ from ..network.steps import Steps
 from ..network.tiles import Grid
 from ..runtime.parking import Parking
 from ..system.memory import in_gb
+from ..system.words import REFERENCE, many
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Plan:
     raised: int | None = field(default=None, compare=False)
     #: Eager execution launches kernels of ours where the device has them.
     launches: bool = field(default=False, compare=False)
+    #: The fused network runs on torch's operators in place of the kernels: on a CPU.
+    reference: bool = field(default=False, compare=False)
     #: Text: the property that "auto" had to give up for a plan, and a way to keep it.
     note: str = field(default="", compare=False)
 
@@ -85,6 +88,11 @@ class Plan:
         return not self.fused and not (self.own and self.own.layers)
 
     @property
+    def bare(self) -> bool:
+        """Check if the plan launches no kernels of ours."""
+        return self.plain and not self.launches
+
+    @property
     def rolls(self) -> bool:
         """Check whether values of a picture that do not fit are computed again wherever they are needed."""
         return self.parking is not None and self.parking.streams is not None
@@ -94,11 +102,12 @@ class Plan:
             note = f" ({self.note})" if self.note else ""
             return f"{self.own.describe()}, about {in_gb(self.peak_bytes)}{note}"
         tiles = f"{len(self.grid)} blended tiles" if self.tiled else "untiled"
-        frames = f", {self.steps.frames} frame(s) per step at full size" if self.steps.frames else ""
+        frames = f", {many(self.steps.frames, 'frame')} per step at full size" if self.steps.frames else ""
         eager = "steps with kernels of their own" if self.launches else "plain torch"
-        kernels = "fused kernels" if self.fused else eager
+        fused = f"fused network on the {REFERENCE}" if self.reference else "fused kernels"
+        kernels = fused if self.fused else eager
         what = "histories parked" if self.fused else "noise"
-        chunks = f"{self.steps.latents} latent(s) per chunk{frames}"
+        chunks = f"{many(self.steps.latents, 'latent')} per chunk{frames}"
         if self.steps.passes > 1:
             chunks, what = f"{self.steps.passes} passes of the whole clip", "frames between them and noise"
         parked = f", {in_gb(self.host_bytes)} of {what} in host memory" if self.host_bytes else ""

@@ -219,7 +219,7 @@ class Planner:
             ask.check()
             plan = replace(option, peak_bytes=option.peak_bytes + self._besides(ask.half, option.fused))
             if target is None or plan.peak_bytes <= target:
-                slack = plan.plain and not plan.launches  # steps that launch kernels state theirs
+                slack = plan.bare  # steps that launch kernels state theirs
                 return roomy(plan, option.peak_bytes, self._how(), target) if slack else plan
         return None
 
@@ -287,7 +287,7 @@ class Planner:
 
     def _fused_plan(self, ask: Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
         sizes = self._sizes(ask, tiles, steps, parking)
-        return Plan(steps, tiles, sizes.device, True, parking, sizes.host, far_bytes=sizes.far)
+        return Plan(steps, tiles, sizes.device, True, parking, sizes.host, far_bytes=sizes.far, reference=ask.cpu)
 
     def _sizes(self, ask: Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Sizes:
         frame = None if len(tiles) == 1 else (ask.height, ask.width)

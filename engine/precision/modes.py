@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ParamSpec
 
 import torch
 
 from ..kernels.cards import AUTO
 from ..kernels.targets import FP8, has_fp8, target
 from ..options import why_no_fp8
+from ..runtime.pressure import out_of_memory
 
+P = ParamSpec("P")
 #: Side of the matrices of the 8-bit product that is tried.
 SIZE = 64
 #: Name of a precision -> plain float type.
@@ -91,13 +95,30 @@ def scaled_mode(mode: Mode, device: torch.device, min_db: float, plain: str, lib
     return mode if why is None else Mode(refused=f"{mode.kind} is unavailable ({why}): {plain} runs instead")
 
 
-@functools.cache
+def remembered(ask: Callable[P, str | None]) -> Callable[P, str | None]:
+    """Ask a question once in a process, and again as long as memory runs out over it: that is no answer, and None is
+    returned."""
+    known = functools.cache(ask)
+
+    @functools.wraps(ask)
+    def answer(*given: P.args, **named: P.kwargs) -> str | None:
+        try:
+            return known(*given, **named)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            return None
+
+    return answer
+
+
+@remembered
 def why_no_products(kind: str, device: torch.device) -> str | None:
     """Return the reason that torch lacks such products on a device, or None. On a CPU their numbers are emulated."""
     if device.type == "cpu":
         return None
-    ones = torch.ones(SIZE, SIZE, device=device)
     try:
+        ones = torch.ones(SIZE, SIZE, dtype=torch.float32, device=device)
         if kind == "int8":
             sums = torch.empty(SIZE, SIZE, dtype=torch.int32, device=device)
             torch._int_mm(ones.to(torch.int8), ones.to(torch.int8).t(), out=sums)
@@ -106,5 +127,7 @@ def why_no_products(kind: str, device: torch.device) -> str | None:
             torch._scaled_mm(eight, eight.t(), scale, scale.t(), bias=bias, out_dtype=torch.bfloat16,
                              use_fast_accum=True, out=torch.empty_like(ones, dtype=torch.bfloat16))  # fmt: skip
     except (RuntimeError, ValueError, AttributeError) as error:
+        if out_of_memory(error):
+            raise
         return f"torch {torch.__version__} has no such products here: {str(error).splitlines()[0]}"
     return None

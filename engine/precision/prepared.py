@@ -6,7 +6,8 @@ import copy
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,15 +62,14 @@ def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:
         made_from: name from `recipe`, which the file must have.
         device: where the tensors are put.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     expected, before = _tensors(plan), stamp(path)
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("recipe") != made_from or set(file.keys()) != set(expected):
+        with _opened(path) as (metadata, there, get):
+            if metadata.get("recipe") != made_from or there != set(expected):
                 return None
-            found = {name: file.get_tensor(name) for name in expected}
+            found = {name: get(name) for name in expected}
             if metadata.get("digest") != digest(found):
                 return _unusable(path, before, "not what was written (a damaged disk or copy?)")
             found = {name: tensor.to(device, copy=True) for name, tensor in found.items()}
@@ -77,7 +77,7 @@ def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:
         return None
     except torch.OutOfMemoryError:
         raise
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
         return _unusable(path, before, f"not usable ({type(error).__name__})")
     for name, like in expected.items():
         upright = _upright(like)
@@ -85,6 +85,27 @@ def load(plan: T, path: Path, made_from: str, device: torch.device) -> T | None:
             return None
         found[name] = found[name] if upright is like else found[name].t()
     return _mapped(plan, "", lambda name, _: found[name])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Mapping[str, str], set[str], Callable[[str], Tensor]]]:
+    """Provide a file's metadata, the names of its tensors, and a function that returns the tensor of a name. The file
+    is mapped, and read where that fails."""
+    from safetensors import safe_open
+    from safetensors.torch import load
+
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            found = file.metadata() or {}, set(file.keys()), file.get_tensor
+        except (OSError, MemoryError, RuntimeError) as error:  # a share that cannot map, or too little address space
+            if isinstance(error, RuntimeError) and "unable to mmap" not in str(error):  # torch's own mapping
+                raise
+            data = path.read_bytes()
+            tensors = load(data)
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            found = header.get("__metadata__", {}), set(tensors), tensors.__getitem__
+        yield found
 
 
 def _unusable(path: Path, before: object, why: str) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import log
-from ..system.writing import write_text
+from ..system.patience import clear
+from ..system.writing import Unplaced, write_text
 from .table import Table
 
 #: Version of the files. Tables of other versions are ignored and measured again.
@@ -63,6 +64,8 @@ def keep(place: Path | None, write: Callable[[Path], None]) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             write(place)
     except OSError as error:
+        if isinstance(error, Unplaced):  # it is made again
+            clear(error.kept)
         reason = error.strerror or error
         log.once(f"{cache_folder()}: {reason}; what is measured and packed is made again at every start")
 

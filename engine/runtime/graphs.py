@@ -23,6 +23,7 @@ from ..kernels.observe import listening
 from ..system.devices import RECORDING, synchronize
 from .context import ExecutionContext
 from .graph_rule import CALLS, KEPT_BYTES, SETTLED, Clock, Notes, pays
+from .pressure import out_of_memory
 
 T = TypeVar("T")
 #: Memory for recording: cuBLAS's workspace for a second stream (32 MiB on an H200), operators' temporaries in a pool
@@ -120,6 +121,8 @@ class Graphs:
         self.chunks = 0
         self.replayed = 0
         self._why = ""
+        #: Why this call records and replays nothing, once it has failed for want of memory; the next one tries again.
+        self._full = ""
         self._recorded: dict[Hashable, _Recorded] = {}
         self._pool: object = None
 
@@ -131,7 +134,7 @@ class Graphs:
     def begin(self) -> None:
         """Start a new call."""
         self.chunks = self.replayed = 0
-        self._why = "no chunk came a second time"
+        self._why, self._full = "no chunk came a second time", ""
         self.notes.calls += 1
 
     def chunk(self, walk: Callable[[Tensor], Tensor], part: Tensor, left: int) -> Tensor:
@@ -145,7 +148,7 @@ class Graphs:
         self._judge()
         self.chunks += 1
         notes, kind = self.notes, self._kind(part)
-        if notes.failed or listening():
+        if notes.failed or self._full or listening():
             return walk(part)
         if kind not in self._recorded and self._pays(kind, left):
             self._record(kind, walk, part)
@@ -155,7 +158,7 @@ class Graphs:
 
     def why_none(self) -> str | None:
         """Return the reason why no chunk since `begin` was replayed, or None."""
-        return None if self.replayed else self.notes.failed or self._why
+        return None if self.replayed else self.notes.failed or self._full or self._why
 
     def worth_keeping(self) -> bool:
         """Check, at the end of a call, whether another one would gain from this run's memory and graphs."""
@@ -259,8 +262,13 @@ class Graphs:
 
     def _give_up(self, error: Exception) -> None:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        self.notes.failed = f"recording failed: {reason}"
-        log.warn(f"CUDA graphs off: {reason}")
+        failed = f"recording failed: {reason}"
+        if out_of_memory(error):
+            self._full = failed
+            log.once(f"CUDA graphs off for a call: {reason}")
+        else:
+            self.notes.failed = failed
+            log.warn(f"CUDA graphs off: {reason}")
         self.clear()
 
     @property

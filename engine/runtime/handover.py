@@ -48,7 +48,7 @@ def hand_over(run: ExecutionContext) -> Handover | None:
     for key, pieces in there.items():
         last = pieces[-1]
         shape = last.frame + 1, last.first + len(last.rows), *last.rows.shape[1:]
-        histories[key] = torch.empty(shape, dtype=last.rows.dtype)
+        histories[key] = torch.empty(shape, dtype=last.rows.dtype, device="cpu")
         for piece in pieces:
             histories[key][piece.frame, piece.first : piece.first + len(piece.rows)].copy_(piece.rows)
     return Handover(run.done.copy(), histories, None if run.gathered is None else run.gathered.cpu())

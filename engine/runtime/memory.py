@@ -165,7 +165,7 @@ class Memory:
             self.parked.allocate()
             if self._gathers:
                 self.gathered = torch.empty(self._gathers, dtype=self.dtype, device=self.device)
-            self.health = torch.zeros((), device=self.device)
+            self.health = torch.zeros((), device=self.device, dtype=torch.float32)
         self.dry = self.walk.open = False
         self.restart()
         if within is None:

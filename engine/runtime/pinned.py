@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +27,17 @@ PIECE = 256 << 20
 ON_THEIR_WAY = 3
 
 
+class Ledger(Protocol):
+    """Whoever else page-locks memory of this process and counts it, as ComfyUI does for models: systems grant a part of
+    all memory, on Windows about half, to everybody together. Its methods may be called in any thread."""
+
+    def grant(self, size: int) -> bool:
+        """Return True if `size` more bytes may be locked now, and count them."""
+
+    def free(self, size: int) -> None:
+        """Count `size` bytes no more."""
+
+
 class PinnedPool:
     """Blocks of host memory for copies that overlap with the GPU's work.
 
@@ -38,6 +51,8 @@ class PinnedPool:
         self._locked: dict[int, int] = {}  # address of a piece -> bytes
         #: Bytes of all blocks, idle or in use.
         self.nbytes = 0
+        #: Grants and counts what is locked, if anybody does.
+        self.ledger: Ledger | None = None
 
     def take(self, size: int, spare: int = 0) -> Tensor:
         """Return a uint8 tensor of at least `size` bytes; hand it to `give` afterwards.
@@ -53,7 +68,7 @@ class PinnedPool:
             self.release()
             with torch.inference_mode(False):  # whatever the caller's mode: others will use the block
                 whole = -(-max(size + spare, 1) // PAGE) * PAGE
-                block = torch.empty(whole + PAGE, dtype=torch.uint8)
+                block = torch.empty(whole + PAGE, dtype=torch.uint8, device="cpu")
                 block = block[-block.data_ptr() % PAGE :][:whole]  # no page is locked twice, as part of two pieces
             self.nbytes += block.numel()
             self._page_lock(block)
@@ -75,8 +90,10 @@ class PinnedPool:
         with self._lock:
             for block in self._idle:
                 for piece in block.split(PIECE):
-                    locked = self._locked.pop(piece.data_ptr(), None) is not None
-                    if locked and int(torch.cuda.cudart().cudaHostUnregister(piece.data_ptr())):
+                    size = self._locked.pop(piece.data_ptr(), 0)
+                    if size and self.ledger is not None:
+                        self.ledger.free(size)
+                    if size and int(torch.cuda.cudart().cudaHostUnregister(piece.data_ptr())):
                         _drain()
                 self.nbytes -= block.numel()
             self._idle.clear()
@@ -93,11 +110,19 @@ class PinnedPool:
                     "what lies beyond wait for the GPU: slower, the same frames"
                 )
                 return
+            if self.ledger is not None and not self.ledger.grant(size):
+                log.once(
+                    "the models of this process page-lock as much host memory as they may together: copies of what is "
+                    "parked there wait for the GPU: slower, the same frames"
+                )
+                return
             # The system finds pages for several threads at once here, but one by one while it locks them: touching and
             # then locking 4 GiB takes 0.3 + 0.2 s instead of 1.5 (16 cores).
             piece[::TOUCH].fill_(0)
             error = torch.cuda.cudart().cudaHostRegister(piece.data_ptr(), size, 0)
             if int(error):
+                if self.ledger is not None:
+                    self.ledger.free(size)
                 done = (piece.data_ptr() - block.data_ptr()) / 2**30
                 _refused(f"what follows {done:.2f} of {block.numel() / 2**30:.2f} GB ({error})")
                 return
@@ -140,7 +165,7 @@ def page_locked(size: int) -> int:
 
 def staging(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor | None:
     """Return page-locked memory of torch's own; None if it is forbidden or the system refuses, which is logged."""
-    return _granted(lambda: torch.empty(shape, dtype=dtype, pin_memory=True))
+    return _granted(lambda: torch.empty(shape, dtype=dtype, pin_memory=True, device="cpu"))
 
 
 def staged(part: Tensor) -> Tensor | None:
@@ -161,9 +186,13 @@ def _granted(lock: Callable[[], Tensor]) -> Tensor | None:
 def _refused(reason: str) -> None:
     """Log once what a refusal means, and clear CUDA's error."""
     log.debug(f"not page-locked: {reason}")
+    cure = "a higher limit for locked memory (ulimit -l), or less of it in other programs' use, makes them fast"
+    if sys.platform == "win32":
+        cure = ("Windows grants about half of all memory to all programs together: fewer models in host memory, a "
+                "lower ram_gb or fewer programs beside this one make them fast")  # fmt: skip
     log.once(
         "the system refuses to page-lock host memory: copies wait for the GPU, which is slower and changes nothing "
-        "else; a higher limit for locked memory (ulimit -l), or less of it in other programs' use, makes them fast"
+        f"else; {cure}"
     )
     _drain()
 
@@ -174,4 +203,4 @@ def _drain() -> None:
     Otherwise the thread's next launch would raise it as its own."""
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):
-            torch.empty((), device="cuda").add_(1)
+            torch.empty((), device="cuda", dtype=torch.float32).add_(1)

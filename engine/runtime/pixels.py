@@ -18,10 +18,12 @@ def to_network(video: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
     return to_unit(video.to(device)).to(dtype).permute(0, 4, 1, 2, 3).contiguous()
 
 
-def to_pixels(frames: Tensor, output: torch.dtype) -> Tensor:
+def to_pixels(frames: Tensor, output: torch.dtype, signed: bool = False) -> Tensor:
     """Convert [B, 3, f, H, W] about -1..1 to [B, f, H, W, 3] of type `output`, still on the device.
 
-    Values are clamped to 0..1, or rounded to 0..255 for uint8."""
+    Values are clamped to 0..1, or rounded to 0..255 for uint8; signed ones stay as they are."""
+    if signed:
+        return frames.to(output).permute(0, 2, 3, 4, 1)
     x = frames.float().clamp(-1.0, 1.0).mul_(0.5).add_(0.5)
     if output == torch.uint8:
         x = x.mul_(255.0).round_()

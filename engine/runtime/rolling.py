@@ -110,7 +110,8 @@ def _walk(
         walk = _Walk(run, x, layers, sizes, found, windows, out, spill, begin)
         walk.make(0)
     if run.walk.open:
-        weight, whole = layers[-1].conv.weight, torch.empty(1, height, width, channels, device="meta")
+        weight = layers[-1].conv.weight
+        whole = torch.empty(1, height, width, channels, device="meta", dtype=torch.float32)
         return run.walk.sums(whole, layers[-1].groups, weight.phases[1:], weight), (height, width)
     return run.joined(walk.parts), (height, width)
 

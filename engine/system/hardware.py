@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -138,6 +139,11 @@ def _installed(distributions: Sequence[str]) -> str | None:
         except Exception:  # a damaged installation is as good as none
             continue
     return None
+
+
+def no_window() -> int:
+    """Return the flag of `subprocess` by which Windows opens no console for a program; 0 elsewhere."""
+    return 0x08000000 if sys.platform == "win32" else 0
 
 
 def cores() -> int:

@@ -8,13 +8,14 @@ import json
 import os
 import re
 import secrets
-import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from .patience import clear, replace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,11 +28,22 @@ NAME_MAX = 255
 
 
 def unwritable(error: OSError, path: Path) -> OSError:
-    """Return the error with the name of the file."""
+    """Return the error with the name of the file. Two of Windows' errors mean a full disk; C knows one of them."""
     said = error.strerror or str(error)
     if not said.startswith("cannot be written"):  # else it comes from a file inside
         said = f"cannot be written ({said})"
-    return OSError(error.errno, said, str(path))
+    full = getattr(error, "winerror", None) in (39, 112)
+    return OSError(errno.ENOSPC if full else error.errno, said, str(path))
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give errors of the system in the body the name of the file: writing to an open file, and closing it, raise them
+    without one."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(error, path) from error
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
@@ -55,62 +67,62 @@ def sweep(target: Path) -> None:
     own = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.part")
     for each in target.parent.iterdir():
         if own.fullmatch(each.name):
-            with suppress(OSError):
-                each.unlink()
+            clear(each)
+
+
+def _temporary(target: Path, end: str = "part") -> Path:
+    # Threads, and containers that share a folder, may write the same file. The temporary name must not be too long.
+    return target.with_name(f".{target.name[:_BEGINNING]}.{secrets.token_hex(8)}.{end}")
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Provide a temporary path next to `target`; it replaces the target on success and is removed on any failure."""
-    # Threads, and containers that share a folder, may write the same file. The temporary name must not be too long.
-    own = f".{target.name[:_BEGINNING]}.{secrets.token_hex(8)}"
-    temporary = target.with_name(f"{own}.part")
+    """Provide a temporary path next to `target`; it replaces the target on success and is removed on any failure.
+
+    Raises OSError with the target's name. What is complete and cannot be renamed stays (class Unplaced)."""
+    temporary = _temporary(target)
     try:
         yield temporary
-        if target.is_dir() and temporary.is_dir():  # a folder cannot be replaced in one step
-            retired = target.with_name(f"{own}.old")
-            os.replace(target, retired)
-            try:
-                os.replace(temporary, target)
-            except OSError:
-                os.replace(retired, target)
-                raise
-            shutil.rmtree(retired, ignore_errors=True)
-        else:
-            os.replace(temporary, target)
     except OSError as error:
+        clear(temporary)  # an error here would hide the first one
         raise unwritable(error, target) from error
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            with suppress(OSError):  # an error here would hide the first one
-                temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def held(part: Path) -> Iterator[None]:
-    """Lock an unfinished file or folder against other runs, until the body or the process ends. If nothing can be
-    locked (Windows, some file systems), this has no effect. Raises InputError if another run has the lock."""
+    except BaseException:
+        clear(temporary)
+        raise
     try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    lock = os.open(part, os.O_RDONLY if part.is_dir() else os.O_RDWR)
-    try:
+        put(temporary, target)
+    except OSError as error:
+        kept = target.with_name(f"{target.stem[:_BEGINNING]}.{secrets.token_hex(4)}{target.suffix}")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = os.path.samestat(os.fstat(lock), part.stat())  # not renamed since it was opened
-        except (BlockingIOError, FileNotFoundError):
-            free = False
+            os.replace(temporary, kept)
         except OSError:
-            free = True
-        if not free:
-            raise InputError(f"{part}: another run is writing it; wait for it or choose another name")
-        yield
-    finally:
-        os.close(lock)
+            kept = temporary
+        raise Unplaced(error, target, kept) from error
+
+
+class Unplaced(OSError):
+    """A file or folder is complete, but could not get its name. kept: the one under which it stays."""
+
+    def __init__(self, error: OSError, target: Path, kept: Path) -> None:
+        """error: of renaming."""
+        said = unwritable(error, target)
+        super().__init__(said.errno, f"{said.strerror}; the finished one is {kept.name} in its folder", str(target))
+        self.kept = kept
+
+
+def put(made: Path, target: Path) -> None:
+    """Rename what is complete to `target`, which it replaces. On an error both are as they were. Raises OSError."""
+    if not (target.is_dir() and made.is_dir()):
+        replace(made, target)
+        return
+    retired = _temporary(target, "old")  # a folder cannot be replaced in one step
+    replace(target, retired)
+    try:
+        replace(made, target)
+    except OSError:
+        replace(retired, target)
+        raise
+    clear(retired)
 
 
 def check_target(
@@ -129,6 +141,10 @@ def check_target(
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"{path}: its folder is not writable; choose another place")
     check_name(path)
+    try:
+        try_names(path, folder)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
     if any(given is not None and given.exists() and path.exists() and path.samefile(given) for given in inputs):
         raise InputError(f"{path}: input and output are the same file; choose another output")
     if path.exists() and not force:
@@ -149,6 +165,38 @@ def check_name(path: Path) -> None:
         size, most = len(path.name), NAME_MAX
     if size > most:
         raise InputError(f"{path}: the name is too long ({size}, the file system takes {most}); choose a shorter one")
+
+
+def try_names(path: Path, folder: bool = False) -> None:
+    """Make the longest name that writing `path` takes, and remove it: names beside it are longer than its own, and
+    Windows takes paths of 259 characters (folders: 247) unless it was told to take longer ones.
+
+    Args:
+        folder: `path` will be a folder of frames.
+
+    Raises:
+        OSError: the system does not take it.
+    """
+    longest = _temporary(path)
+    if folder or path.suffix.lower() == ".mp4":  # they are NAME.part first
+        longest = longest.with_name(longest.name.ljust(len(path.name) + len(".part"), "_"))
+    tried = longest / f".{FRAME_NAME.format(0)}" if folder else longest
+    try:
+        if folder:
+            longest.mkdir()
+        tried.touch()
+    except OSError as error:
+        said = error.strerror or str(error)
+        if isinstance(error, PermissionError):
+            why = f"its folder is not writable ({said}); choose another place"
+        elif error.errno in (errno.ENOENT, errno.EINVAL, errno.ENAMETOOLONG):
+            size = len(str(tried.absolute()))
+            why = f"its path is too long: a run needs {size} characters here ({said}); choose a shorter one"
+        else:
+            why = f"cannot be written ({said})"
+        raise OSError(error.errno, why, str(path)) from error
+    finally:
+        clear(longest)
 
 
 def refuse_foreign_files(folder: Path) -> None:
@@ -177,12 +225,27 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Map
 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(Path(path)) as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # by the user's umask; safetensors 0.8 makes files for the owner only
+        mode = None
+        if os.name != "nt":  # there a scanner might open the empty file
+            temporary.touch()
+            mode = temporary.stat().st_mode  # by the user's umask; safetensors 0.8 makes files for the owner only
         try:
             save_file(plain, temporary, metadata=dict(metadata or {}))
+        except SafetensorError as error:
+            raise _systems(error) from error
+        if mode is not None:
             temporary.chmod(mode)
-        except SafetensorError as error:  # the library reports the system's errors under its own name
-            code = re.search(r"os error (\d+)", str(error))
-            number = int(code[1]) if code else errno.EIO
-            raise OSError(number, os.strerror(number) if code else str(error)) from error
+
+
+#: Windows' numbers of errors that other systems have too, and those systems' numbers.
+_WINDOWS = {3: errno.ENOENT, 5: errno.EACCES, 32: errno.EACCES, 33: errno.EACCES, 39: errno.ENOSPC, 112: errno.ENOSPC,
+            206: errno.ENAMETOOLONG}  # fmt: skip
+
+
+def _systems(error: Exception) -> OSError:
+    """Return the system's error that safetensors reports under its own name, in the system's words."""
+    found = re.search(r"(?:.*: )?(.+?)\.? \(os error (\d+)\)", str(error))
+    if found is None:
+        return OSError(errno.EIO, str(error))
+    number = int(found[2])
+    return OSError(_WINDOWS.get(number, errno.EIO) if sys.platform == "win32" else number, found[1])

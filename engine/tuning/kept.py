@@ -4,11 +4,14 @@ A file that cannot be used costs a line in the log, and the table's schedules ru
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import json
+import os
 import re
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,9 +23,12 @@ import torch
 from ..kernels.cards import FORMS, TRITON
 from ..kernels.conv3d.schedules import Schedule
 from ..kernels.conv3d.tuned import Kind, offer
+from ..kernels.prebuilt.driver import driver as cuda_driver
+from ..kernels.prebuilt.errors import PrebuiltError
 from ..kernels.targets import MADE_WITH, Target, capabilities, prebuilt, target, triton_version
 from ..planning.cost import Rates
 from ..precision.store import cache_folder, keep, stored
+from ..system.hardware import no_window
 from ..system.writing import write_json
 from .candidates import candidates
 
@@ -112,22 +118,45 @@ def machine(device: torch.device, here: Target | None = None) -> dict[str, Any]:
 
 @functools.cache
 def driver() -> str:
-    """Return the version of NVIDIA's driver; where the system does not tell it, that of the CUDA it supports."""
+    """Return the version of NVIDIA's driver; where the system does not tell it, that of the CUDA it supports.
+
+    Every plan for a GPU asks this, so no process is started."""
     try:
         if found := version_in(Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")):
             return found
     except OSError:
         pass
-    if lines := nvidia_smi("driver_version"):
-        return lines[0]
-    return str(torch.cuda.driver_version()) if hasattr(torch.cuda, "driver_version") else "unknown"
+    try:
+        return _by_nvml() or f"CUDA {cuda_driver().version()}"
+    except PrebuiltError:
+        return "unknown"
+
+
+def _by_nvml() -> str:
+    """Return the driver's version by the library that comes with it, as nvidia-smi says it; empty where there is none.
+    Linux has none in /proc under WSL, Windows never."""
+    try:
+        library = ctypes.WinDLL("nvml.dll") if sys.platform == "win32" else ctypes.CDLL("libnvidia-ml.so.1")
+        if library.nvmlInit_v2():
+            return ""
+        said = ctypes.create_string_buffer(80)
+        failed = library.nvmlSystemGetDriverVersion(said, len(said))
+        library.nvmlShutdown()
+    except (AttributeError, OSError):
+        return ""
+    return "" if failed else said.value.decode(errors="replace")
 
 
 def nvidia_smi(figures: str, *options: str) -> list[str]:
     """Return nvidia-smi's answer, a line for each GPU; empty where there is none. figures: names, with commas."""
-    command = ["nvidia-smi", f"--query-gpu={figures}", "--format=csv,noheader,nounits", *options]
+    # Windows would look for a bare name in the current folder, too.
+    windows = Path(os.environ.get("SYSTEMROOT", r"C:\Windows"), "System32", "nvidia-smi.exe")
+    program = str(windows) if sys.platform == "win32" else "nvidia-smi"
+    command = [program, f"--query-gpu={figures}", "--format=csv,noheader,nounits", *options]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True, creationflags=no_window()
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     return answer.strip().splitlines()

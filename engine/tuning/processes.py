@@ -22,7 +22,7 @@ from .. import log
 from ..errors import ZeroWasteError
 from ..kernels.cards import AUTO, VARIABLE
 from ..kernels.conv3d.schedules import Schedule
-from ..system.hardware import cores
+from ..system.hardware import cores, no_window
 from ..system.memory import available_ram
 from .layers import Layer
 from .search import PULSE
@@ -69,6 +69,7 @@ class Worker:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", CODE, str(ROOT), mode, where], env=environment, text=True, encoding="utf-8",
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                creationflags=no_window(),
             )  # fmt: skip
         except OSError as error:
             raise ZeroWasteError(f"tuning: {sys.executable} does not start ({error.strerror or error})") from error

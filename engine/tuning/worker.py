@@ -168,9 +168,9 @@ class Meter:
     def _link(self) -> float:
         """Return the bytes per second that come from page-locked host memory while as many go back."""
         try:
-            host = [torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+            host = [torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True, device="cpu") for _ in range(2)]
         except RuntimeError:  # the system locks no memory: copies of a run are pageable as well then
-            host = [torch.empty(LINK_BYTES, dtype=torch.uint8) for _ in range(2)]
+            host = [torch.empty(LINK_BYTES, dtype=torch.uint8, device="cpu") for _ in range(2)]
         there = [torch.empty(LINK_BYTES, dtype=torch.uint8, device=self.device) for _ in range(2)]
         streams = [torch.cuda.Stream(self.device) for _ in range(2)]
         seconds = []

@@ -87,7 +87,7 @@ def host_places() -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def comfy(tmp_path_factory):
-    with running.serving(tmp_path_factory.mktemp("comfy"), running.newest()) as server:
+    with running.serving(tmp_path_factory.mktemp("comfy"), running.newest(), device=running.page()) as server:
         yield server
 
 

@@ -140,17 +140,33 @@ const tasks = {
   async prompt() {
     return page.evaluate(async () => (await window.app.graphToPrompt()).output);
   },
-  async run({ timeout = PATIENCE }) {
-    await page.evaluate(() => {
+  // In a second tab: this workflow, a run of it, and [state, text] of its lines then.
+  async beside({ url, workflow }) {
+    const other = await context.newPage();
+    try {
+      await other.goto(url, { waitUntil: "domcontentloaded" });
+      await other.waitForFunction(() => window.app?.extensionManager && window.app.graph && window.app.vueAppReady, null,
+        { timeout: PATIENCE });
+      await other.waitForTimeout(1500);
+      await other.evaluate((graph) => window.app.loadGraphData(graph), workflow);
+      await tasks.run({ on: other });
+      return await other.evaluate(() => [...document.querySelectorAll('[data-zerowaste="status"]')]
+        .map((e) => [e.dataset.state, e.innerText]));
+    } finally {
+      await other.close();
+    }
+  },
+  async run({ timeout = PATIENCE, on = page }) {
+    await on.evaluate(() => {
       window.__outcome = null;
       for (const kind of ["execution_success", "execution_error"]) {
         window.app.api.addEventListener(kind, (event) => { window.__outcome ??= [kind, event.detail?.exception_message]; });
       }
     });
-    await page.evaluate(() => window.app.queuePrompt(0, 1));
-    await page.waitForFunction(() => window.__outcome, null, { timeout });
-    await page.waitForTimeout(700);
-    return page.evaluate(() => window.__outcome);
+    await on.evaluate(() => window.app.queuePrompt(0, 1));
+    await on.waitForFunction(() => window.__outcome, null, { timeout });
+    await on.waitForTimeout(700);
+    return on.evaluate(() => window.__outcome);
   },
   // A picture of the whole graph, or of the nodes named (by id) with a margin.
   async shot({ file, nodes = null, scale = 1, margin = 24 }) {

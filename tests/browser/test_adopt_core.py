@@ -71,7 +71,7 @@ def test_one_action_in_cores_seedvr2_template(browser, comfy, shots, renderer, h
     assert (inputs["samples"], inputs["vae"], inputs["tiling"]) == (["66:103", 0], ["66:51", 0], "auto")
     assert after["66:59"]["inputs"]["images"] == [name, 0]
     assert before.keys() - after.keys() == {"66:55"}
-    browser("line", until="after the first run")
+    browser("line", until="known after a run")
     browser("view", file=str(shots / f"adopt-seedvr2-{renderer}.png"))
     undo_to(browser, before)
     # The whole workflow, from outside: one command, one step of undo.

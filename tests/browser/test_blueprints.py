@@ -39,6 +39,17 @@ def test_the_host_offers_them(comfy):
     assert len(BLUEPRINTS) == 2
 
 
+def test_the_node_search_lists_nodes_before_them(browser, comfy):
+    """ComfyUI's own decode first, then ours."""
+    opened(browser, comfy)
+    browser("load", workflow={"nodes": [], "links": [], "version": 0.4})
+    rows = browser("search", words="decode").split("\n")
+    names = ["VAE Decode", "Zero-Waste VAE Decode", *BLUEPRINTS]
+    assert next(name for name in rows if name in names) == "VAE Decode"
+    places = [rows.index(name) for name in names]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize("name", BLUEPRINTS)
 def test_each_runs(browser, comfy, shots, name):
     opened(browser, comfy)

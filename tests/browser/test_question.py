@@ -20,7 +20,8 @@ const { question } = await import(process.argv[1]);
 const [graph, lastRun] = JSON.parse(process.argv[2]);
 const root = { links: new Map(), nodes: [], getNodeById: (id) => root.nodes.find((node) => node.id === id) };
 root.getLink = (id) => root.links.get(id);
-globalThis.window = { app: { rootGraph: root } };
+const prototype = { getInputLink(slot) { return root.getLink(this.inputs[slot].link); } };
+globalThis.window = { app: { rootGraph: root }, LiteGraph: { LGraphNode: { prototype } } };
 const entries = Object.entries(graph);
 for (const [name, { class: comfyClass, widgets = {}, inputs = {}, specs = {}, mode = 0, outputs = [] }] of entries) {
   class Kind {}

@@ -139,7 +139,7 @@ def test_wrong_shape_is_refused(vae_file, tmp_path):
     [
         ({"precision": "fp4"}, "precision='fp4'"),
         ({"device": "gpu9"}, "device='gpu9'"),
-        ({"device": "cuda:99"}, "device='cuda:99': torch sees"),
+        ({"device": "cuda:99"}, "device='cuda:99' is not there"),
         ({"device": "meta"}, "device='meta': torch cannot compute there; use cpu, cuda or cuda:N"),
         ({"device": "vulkan"}, "device='vulkan': torch cannot compute there"),
     ],

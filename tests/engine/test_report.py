@@ -29,7 +29,7 @@ def test_decode_and_encode_leave_a_report(fresh, noise):
     assert report.reserved_gb is report.allocated_gb is report.db is None
     fresh.encode(torch.rand(6, 17, 24, 3))
     assert fresh.last_report is not report
-    assert (fresh.last_report.operation, fresh.last_report.clip) == ("encode", (1, 6, 17, 24))
+    assert (fresh.last_report.operation, fresh.last_report.clip) == ("encode", (1, 5, 17, 24))
     assert list(fresh.last_report.seconds) == ["plan", "encode"]
 
 
@@ -39,7 +39,8 @@ def test_packing(fresh, noise, monkeypatch):
     for stages in (["plan", "weights", "decode"], ["plan", "decode"]):
         fresh.decode(noise(1, 16, 1, 2, 2))
         assert list(fresh.last_report.seconds) == stages
-    assert fresh.last_report.mode == "fused kernels (NDHWC)"
+    assert fresh.last_report.mode == "fused network on the reference operators (NDHWC)"  # of a CPU
+    assert fresh.last_report.plan.startswith("fused network on the reference operators, untiled")
     fresh.encode(torch.rand(1, 16, 16, 3))
     assert list(fresh.last_report.seconds) == ["plan", "weights", "encode"]
 
@@ -122,7 +123,9 @@ def test_trailing_frames(fresh):
         assert vae.last_report.dropped == vae.last_report.as_dict()["dropped"] == dropped
         said = f"frames  the last {dropped} of {count} fill no latent and were left out"
         assert (said in vae.last_report.text()) == (dropped > 0)
+        assert vae.last_report.text().startswith(f"run     encode {count - dropped} frames of 16x16\n")
+        assert vae.last_report.clip == (1, count - dropped, 16, 16)
         list(vae.encode_stream(torch.rand(count, 16, 16, 3)))
-        assert vae.last_report.dropped == dropped
+        assert vae.last_report.dropped == dropped and vae.last_report.clip[1] == count - dropped
     vae.last_report.repeated = 2
     assert "frames  the last one was repeated 2 times to fill a latent" in vae.last_report.text()

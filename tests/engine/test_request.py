@@ -26,8 +26,8 @@ STRANGE = {
     [
         ({"tiling": "best"}, "tiling='best' is not one of auto, untiled, exact, blended"),
         ({"output": "int8"}, "output='int8' is not one of float32, float16, uint8"),
-        ({"chunk": -2}, "chunk=-2 is negative"),
-        ({"vram_gb": -1.0}, "vram_gb=-1.0 is not a size"),
+        ({"chunk": -2}, "chunk=-2 is below 0"),
+        ({"vram_gb": -1.0}, "vram_gb=-1.0 is below 0"),
         ({"ram_gb": math.inf}, "ram_gb=inf is not a size"),
         ({"vram_gb": math.nan}, "vram_gb=nan is not a size"),
         ({"ram_gb": 1e308}, "ram_gb=1e+308 is not a size"),
@@ -35,8 +35,8 @@ STRANGE = {
         ({"chunk": 1.5}, "chunk=1.5 is no whole number"),
         ({"chunk": True}, "chunk=True is no whole number"),
         ({"tile": "64"}, "tile='64' is no whole number"),
-        ({"tile": -64}, "tile=-64 is negative"),
-        ({"overlap": -8}, "overlap=-8 is negative"),
+        ({"tile": -64}, "tile=-64 is below 0"),
+        ({"overlap": -8}, "overlap=-8 is below 0"),
     ],
 )
 def test_what_no_vae_can_serve(values, says):

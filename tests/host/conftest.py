@@ -29,6 +29,12 @@ def host_places() -> tuple[Path, Path]:
     return running.newest()
 
 
+@pytest.fixture(scope="session")
+def newer_places(tmp_path_factory) -> tuple[Path, Path]:
+    """The same of a host newer than the newest, as far as its files could be read (newer_host.py)."""
+    return running.newer(tmp_path_factory.mktemp("newer"))
+
+
 @pytest.fixture
 def pack_folder(tmp_path) -> Path:
     """A folder from which the pack is importable as zerowaste_vae."""

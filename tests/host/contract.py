@@ -19,6 +19,7 @@ MODULES = {"comfy", "comfy_api", "comfy_execution", "folder_paths", "server"}
 ARGS = "comfy.cli_args.args"
 NO_PACK = "the pack does not load; ComfyUI's log says which name is missing"
 NO_RUN = "a run ends with an error that names it"
+OWN_CODE = "ComfyUI's own code runs every VAE, and a line says so (nodes/fit.py; also where it takes other arguments)"
 
 PYTHON = [
     ("0.3.64", NO_PACK, """comfy.model_management comfy.model_patcher comfy.model_patcher.ModelPatcher
@@ -33,28 +34,49 @@ PYTHON = [
         comfy_api.latest.io.Vae.Output comfy_api.latest.io.Video.Input comfy_api.latest.io.Video.Output
         comfy_api.latest.io.Audio.Input comfy_api.latest.ui comfy_execution.utils.get_executing_context folder_paths
         comfy_api.latest.io.Audio.Output comfy.model_management.vae_device comfy.model_management.get_total_memory"""),
-    ("0.3.64", NO_RUN, """comfy.model_management.load_models_gpu comfy.model_management.current_loaded_models
-        comfy.model_management.free_memory comfy.model_management.get_free_memory
-        comfy.model_management.soft_empty_cache comfy.model_management.processing_interrupted
-        comfy.model_management.throw_exception_if_processing_interrupted comfy.model_management.vae_offload_device
-        comfy.patcher_extension.CallbacksMP.ON_DETACH comfy.utils.ProgressBar comfy_api.latest.ui.PreviewImage
+    ("0.3.64", OWN_CODE, """comfy.model_management.load_models_gpu comfy.model_management.free_memory
+        comfy.model_management.get_free_memory comfy.model_management.soft_empty_cache
+        comfy.model_management.processing_interrupted
+        comfy.model_management.throw_exception_if_processing_interrupted comfy.model_patcher.ModelPatcher.add_callback
+        comfy.model_patcher.ModelPatcher.loaded_size comfy.model_patcher.ModelPatcher.partially_unload
+        comfy.sd.VAE.__init__ comfy.utils.ProgressBar"""),
+    ("0.3.64", NO_RUN, """comfy.model_management.current_loaded_models comfy.model_management.vae_offload_device
+        comfy.patcher_extension.CallbacksMP.ON_DETACH comfy_api.latest.ui.PreviewImage
         comfy_api.latest.InputImpl.VideoFromFile comfy.cli_args.LatentPreviewMethod.NoPreviews
         comfy.cli_args.args.preview_method folder_paths.get_full_path_or_raise folder_paths.get_output_directory
         folder_paths.get_save_image_path folder_paths.get_temp_directory folder_paths.get_input_directory"""),
     ("0.3.64", "the list of files is empty, with an error in the log", """folder_paths.get_filename_list
         folder_paths.get_folder_paths folder_paths.recursive_search"""),
+    ("0.33.0", "memory that the pack page-locks is not counted with the host's", """
+        comfy.model_management.MAX_PINNED_MEMORY comfy.model_management.TOTAL_PINNED_MEMORY
+        comfy.model_management.ensure_pin_registerable"""),
     ("0.33.0", "VAEs run in the device context of torch", "comfy.model_management.cuda_device_context"),
     ("0.33.0", "frames are float32", "comfy.model_management.intermediate_dtype"),
     ("0.33.0", "quantised files of most families need this pack's loader", "comfy.sd.load_vae_patcher"),
     ("0.33.0", "native tiles blend by the newest rule", "comfy.ldm.minimax.vae.MiniMaxH3VideoVAE"),
     ("0.33.0", "tile and overlap stand beside tiling, always", """comfy_api.latest.io.DynamicCombo
         comfy_api.latest.io.DynamicCombo.Input comfy_api.latest.io.DynamicCombo.Option"""),
+    ("0.38", "nothing records allocations", "comfy.model_prefetch.pause_malloc_graph"),
     ("0.3.64", "the option was not given", """comfy.cli_args.args.fp16_vae comfy.cli_args.args.bf16_vae
         comfy.cli_args.args.fp32_vae comfy.cli_args.args.fast comfy.cli_args.args.reserve_vram
         comfy.cli_args.args.lowvram comfy.cli_args.args.novram comfy.cli_args.args.cache_none"""),
     ("0.33.0", "the option was not given", """comfy.cli_args.args.disable_pinned_memory
         comfy.cli_args.args.disable_async_offload"""),
 ]  # fmt: skip
+
+#: What hosts ask of our VAE and its patcher, with the version it was seen in (read, not run, after 0.33.0), and what a
+#: pack without it meets. "After 0.38": of a release between 0.38 and 0.45.
+ASKED = [
+    ("0.3.64", "stock nodes do not run", """EngineVAE.decode(vae_options) EngineVAE.decode_tiled(tile_x)
+        EngineVAE.encode_tiled(tile_x) EngineVAE.first_stage_model EngineVAE.patcher _Patcher.partially_unload"""),
+    ("0.38", "a copy of the VAE cannot be made", "_Patcher.clone(**options)"),
+    ("0.38", "the cache under pressure counts a VAE as 0.05 bytes", "EngineVAE._comfy_cache_tensors"),
+    ("after 0.38", "every VAE Encode raises, or encodes pictures as one clip", """EngineVAE.encode(not_video)
+        EngineVAE.encode_tiled(not_video) EngineVAE.not_video"""),
+    ("after 0.38", "nodes that call the network raise", "Direct.decode(output_buffer) Direct.encode(**_)"),
+]
+#: The version of each host that tests run in.
+HOSTS = {"oldest": "0.3.64", "newest": "0.33.0", "newer": "0.38"}
 
 #: Of the frontend: 1.27 is the oldest host's, 1.49 the newest host's.
 FRONTEND = [
@@ -75,13 +97,15 @@ FRONTEND = [
     ("1.27", "a replaced node is not selected, or not collapsed as the old one", "app.canvas.selectNode node.collapse"),
     ("1.27", "a title is taken as 30 pixels high", "LiteGraph.NODE_TITLE_HEIGHT"),
     ("1.27", "nodes are replaced by nobody", """LiteGraph.createNode graph.add graph.remove graph.getNodeById
-        graph.getLink node.connect"""),
+        graph.getLink node.connect LiteGraph.LGraphNode.prototype.getInputLink"""),
+    ("1.27", "a node that stands for a pinned one is not pinned", "node.pin"),
     ("1.27", "subgraphs are taken for the workflow itself", "app.graph app.graph.rootGraph"),
     ("1.49", "the workflow is taken from the graph that is open", "app.rootGraph"),
     ("1.49", "nodes are asked for their menu entries themselves", "app.collectNodeMenuItems"),
     ("1.27", "nodes are drawn", "LiteGraph.vueNodesMode"),
     ("1.27", "the line does not follow runs", """event execution_start, event execution_cached, event executing,
         event executed, event execution_error, event execution_interrupted, event zerowaste_vae.progress"""),
+    ("1.27", "a lost server is not noticed before a plan is asked for", "event reconnecting, event reconnected"),
 ]  # fmt: skip
 #: Of widgets, elements and other packs' virtual nodes; no names of the frontend's objects.
 _OTHERS = {"addEventListener", "callback", "getInputLink"}
@@ -93,6 +117,15 @@ def names(table: list[tuple[str, str, str]]) -> dict[str, str]:
     listed = [(name, version) for version, found in parts for name in found]
     assert len(listed) == len(dict(listed)), "a name stands twice"
     return dict(listed)
+
+
+def later(host: str) -> list[str]:
+    """Names of Python that were seen in later versions only than that of a host of `HOSTS`."""
+
+    def of(version: str) -> list[int]:
+        return list(map(int, version.split(".")))
+
+    return [name for name, version in names(PYTHON).items() if of(version) > of(HOSTS[host])]
 
 
 def used_in_python() -> set[str]:

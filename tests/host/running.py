@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import gguf
+import newer_host
 import numpy as np
 import pytest
 import torch
@@ -163,10 +164,13 @@ class Comfy:
         arguments += ["--disable-all-custom-nodes", "--whitelist-custom-nodes", *packs]
         # The networks here are tiny: on a busy machine a second thread costs more in waiting than it computes.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._command = {"args": [python, "main.py", *arguments], "cwd": checkout, "env": environment}
+        self.start()
+
+    def start(self) -> None:
+        """Start the server, and wait until it answers."""
         with self._log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                [python, "main.py", *arguments], cwd=checkout, env=environment, stdout=log, stderr=log
-            )
+            self._process = subprocess.Popen(**self._command, stdout=log, stderr=log)
         deadline = time.monotonic() + 180
         while True:
             try:
@@ -180,6 +184,11 @@ class Comfy:
 
     def stop(self) -> None:
         self._process.terminate()
+        self._process.wait(30)
+
+    def die(self) -> None:
+        """End the server as a crash does."""
+        self._process.kill()
         self._process.wait(30)
 
     def log(self) -> str:
@@ -263,6 +272,15 @@ def newest() -> tuple[Path, Path]:
     return found("COMFYUI_DIR", "COMFY_VENV", "ComfyUI", "venv")
 
 
+def newer(folder: Path) -> tuple[Path, Path]:
+    """The same of a copy, in `folder`, of 0.33.0 with what later versions ask of a VAE. Skips the test where the newest
+    host is another one, which the changes do not fit."""
+    checkout, venv = newest()
+    if "0.33.0" not in (checkout / "comfyui_version.py").read_text():
+        pytest.skip("needs ComfyUI 0.33.0, which is made newer")
+    return newer_host.make(checkout, folder / "ComfyUI"), venv
+
+
 def oldest() -> tuple[Path, Path]:
     """The same of the oldest host, from before the native SeedVR2 VAE."""
     return found("COMFYUI_OLD_DIR", "COMFY_OLD_VENV", "ComfyUI-0.3.64", "venv-0.3.64")
@@ -274,6 +292,12 @@ def frontend() -> Path:
     if not (folder / "index.html").is_file():
         pytest.skip(f"needs the newest frontend: {folder} is missing (set COMFY_FRONTEND, or see tools/host_ci.sh)")
     return folder
+
+
+def page() -> tuple[str, ...]:
+    """Options of a host on a CPU, with the page that COMFY_PAGE names in the place of its own, if any."""
+    folder = os.environ.get("COMFY_PAGE")
+    return ("--cpu", "--front-end-root", folder) if folder else ("--cpu",)
 
 
 def found(directory: str, environment: str, checkout: str, venv: str) -> tuple[Path, Path]:

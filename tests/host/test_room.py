@@ -75,3 +75,31 @@ def test_room_is_made_for_plans_that_park(host_places, pack_folder):
 def test_memory_is_freed_before_a_run(host_places, pack_folder):
     """Memory that the host did not free is freed before a run."""
     assert "freed" in inside(host_places, pack_folder, ON_A_GPU + SHORT)
+
+
+PINNED = """
+import torch
+from types import SimpleNamespace
+import comfy.model_management as mm
+from zerowaste_vae.nodes import services
+from zerowaste_vae.engine.runtime import pinned
+locked = []
+torch.cuda.is_available = lambda: True
+torch.cuda.cudart = lambda: SimpleNamespace(
+    cudaHostRegister=lambda at, *_: locked.append(at) or 0, cudaHostUnregister=lambda at: locked.remove(at) or 0)
+pinned.PIECE = pinned.PAGE
+counts, before = hasattr(mm, "ensure_pin_registerable"), getattr(mm, "TOTAL_PINNED_MEMORY", 0)
+if counts:
+    mm.MAX_PINNED_MEMORY = before + 3.5 * pinned.PAGE
+pinned.POOL.give(pinned.POOL.take(5 * pinned.PAGE))
+assert len(locked) == (3 if counts else 5), locked
+assert getattr(mm, "TOTAL_PINNED_MEMORY", 0) == before + (3 * pinned.PAGE if counts else 0)
+pinned.POOL.release()
+assert not locked and getattr(mm, "TOTAL_PINNED_MEMORY", 0) == before
+print("counted")
+"""
+
+
+def test_page_locked_memory_is_counted_with_the_hosts(host_places, pack_folder):
+    """Up to the host's limit, in hosts that have one."""
+    assert "counted" in inside(host_places, pack_folder, PINNED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from datetime import datetime
@@ -41,7 +42,9 @@ def test_every_choice_writes_a_file_that_loads(tmp_path, vae_file, vae):
         assert same == (kind == "f32")
 
 
-@pytest.mark.parametrize("prefix", ["vae", "vae/name", "a/b/c", "../output/name", "%year%-name", "vae/", "ü ñ"])
+@pytest.mark.parametrize(
+    "prefix", ["vae", "vae/name", "a/b/c", "./x", "a//b", "%year%-name", "vae/", "ü ñ", "a.b/.c", "common"]
+)
 def test_names_inside_the_output_folder(tmp_path, prefix):
     (tmp_path / "output").mkdir()
     check_prefix(tmp_path / "output", prefix)
@@ -56,6 +59,26 @@ def test_other_names_are_refused_in_one_line(tmp_path, prefix):
         check_prefix(tmp_path / "output", prefix)
     assert repr(prefix) in str(error.value)
     assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(("prefix", "why"), [
+    *((prefix, "leads out of the output folder") for prefix in (
+        r"\\server\share\x", "//server/share/x", r"\\?\C:\x", r"\\.\pipe\x", r"\x", "/x", "../output/name",
+        r"a\..\..\x", r"..\x",
+    )),
+    *((prefix, f"Windows takes no {mark} in a file's name") for prefix, mark in (
+        ("C:x", ":"), (r"C:\x", ":"), ("vae/my:vae", ":"), ("what?", "?"), ('a"b', '"'), ("a*b/c", "*"), ("a|b", "|"),
+        ("a<b", "<"), ("a>b", ">"), (dated("%date:hh:mm:ss%", datetime(2026, 1, 1)), ":"),
+    )),
+    *((prefix, "is a device on Windows") for prefix in ("CON/x", "aux.d/x", "a/nul.txt", "com1", "LPT¹ .x")),
+    *((prefix, "cannot end with a dot or a space") for prefix in ("a./x", "a /x", ".. /x", ".../x")),
+])  # fmt: skip
+def test_names_are_refused_by_their_text(tmp_path, monkeypatch, prefix, why):
+    """On every system, and before anything is resolved: for a UNC path Windows would call its server."""
+    monkeypatch.setattr(type(tmp_path), "resolve", lambda path, strict=False: pytest.fail(f"{path} is resolved"))
+    with pytest.raises(InputError, match=re.escape(why)) as error:
+        check_prefix(tmp_path, prefix)
+    assert repr(prefix) in str(error.value) and str(error.value).isprintable()
 
 
 def test_links_lead_nowhere_else(tmp_path):

@@ -33,8 +33,8 @@ def test_reasons_of_families_in_chinese(architecture):
 
 
 def test_counts():
-    text = "1 latent(s) per chunk, 2 latent(s), 1 frames of 64x1 frames, 21 frames, 1.1 frames, 0 clip(s)"
-    assert counted(text) == "1 latent per chunk, 2 latents, 1 frame of 64x1 frames, 21 frames, 1.1 frames, 0 clips"
+    text = "1 latents per chunk, 1 frames of 64x1 frames, 21 frames, 1.1 frames, 0 clips"
+    assert counted(text) == "1 latent per chunk, 1 frame of 64x1 frames, 21 frames, 1.1 frames, 0 clips"
 
 
 def test_what_does_not_fit_says_so_first():

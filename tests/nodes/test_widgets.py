@@ -60,9 +60,11 @@ def optimize(monkeypatch):
     services = ModuleType("zerowaste_vae.nodes.services")
     services.unavailable = lambda: {name: "no GPU" if name == "fp8" else None for name in TOGGLES}
     services.__getattr__ = lambda name: object
+    fit = ModuleType("zerowaste_vae.nodes.fit")
+    fit.__getattr__ = lambda name: object
     for name in [m for m in sys.modules if m.startswith("zerowaste_vae.nodes.")]:
         monkeypatch.delitem(sys.modules, name)
-    for module in (host, services, ModuleType("folder_paths")):
+    for module in (fit, host, services, ModuleType("folder_paths")):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     yield importlib.import_module("zerowaste_vae.nodes.loader")
     for name in [m for m in sys.modules if m.startswith("zerowaste_vae.nodes.")]:

@@ -68,6 +68,8 @@ def test_the_registrys_own_tool_accepts_it(staged, tmp_path):
         ("engine/extra.py", "import os\nos.system('ls')\n", "flags"),
         ("tests/test_x.py", "", "must not be shipped"),
         ("example_workflows/new.json", "{}", "has no picture"),
+        ("nodes/__pycache__/host.cpython-313.pyc", "", "compiled Python"),
+        ("nodes/extra.pyo", "", "compiled Python"),
     ],
 )
 def test_it_refuses(tool, staged, name, content, said):
@@ -76,6 +78,13 @@ def test_it_refuses(tool, staged, name, content, said):
     path.write_text(content)
     (problem,) = tool.problems(staged)
     assert said in problem and name in problem
+
+
+@pytest.mark.parametrize("to", ["__init__.py", "..", "/etc/hosts"])
+def test_a_link_is_refused(tool, staged, to):
+    """To a file or folder, within the archive or outside."""
+    (staged / "nodes" / "link").symlink_to(to)
+    assert tool.problems(staged) == ["nodes/link is a link"]
 
 
 def test_incomplete(tool, staged, monkeypatch):

@@ -1,8 +1,9 @@
 // "Use Zero-Waste VAE": puts this pack's nodes in the place of ComfyUI's own, with their links, values and looks.
 import { app } from "../../../scripts/app.js";
-import { allNodes, entersAt, leavesAt, linkOf, value } from "./graph.js";
+import { allNodes, entersAt, leavesAt, linkInto, linkOf, linksFrom, value } from "./graph.js";
 import { isKnown } from "./plans.js";
 import { isOurs, vaeFile } from "./question.js";
+import { boxOf, groupsOf, makeRoom } from "./room.js";
 import { t } from "./strings.js";
 
 const DECODE = "ZeroWasteVAEDecode";
@@ -17,8 +18,11 @@ const TILED = ["VAEDecodeTiled", "VAEEncodeTiled"];
 const LOADERS = ["VAELoader", "VAELoaderKJ"];
 // Values of ComfyUI's tiled nodes, and the widgets of ours that mean the same.
 const TILES = { tile_size: "tiling.tile", overlap: "tiling.overlap" };
+// What nodes of ours take from those they stand for.
+const CARRIED = ["samples", "pixels", "vae", "fps", "bit_depth", "images", "audio"];
 const GAP = 50;
-const BESIDE = 20;
+// Milliseconds that a message with more than one sentence can be read.
+const LONG = 12000;
 
 /** What the menu of a node offers: nothing, or the one entry; another one on a loader, and on a decode before a video. */
 export function menuItems(node) {
@@ -30,10 +34,23 @@ export function menuItems(node) {
   return items;
 }
 
+// A host may leave out single nodes of a pack.
+const isHere = (kind) => Boolean(window.LiteGraph.registered_node_types[kind]);
+
+function canReplace(node) {
+  const kind = REPLACED[node.comfyClass];
+  return Boolean(kind) && isHere(kind) && !choosesForm(node);
+}
+
+// Newer hosts' encodes may be told to take a clip for pictures, or pictures for a clip, which ours is not.
+function choosesForm(node) {
+  return !["Auto", undefined].includes(value(node, "encode_as"));
+}
+
 function canAdopt(node) {
-  if (REPLACED[node.comfyClass]) return true;
-  if (!LOADERS.includes(node.comfyClass)) return false;
-  return !node.outputs?.[0]?.links?.length || othersTake(node);
+  if (canReplace(node)) return true;
+  if (!LOADERS.includes(node.comfyClass) || !isHere(OPTIMIZE)) return false;
+  return !linksFrom(node, 0).length || othersTake(node);
 }
 
 // Whether the VAE of a loader goes to a node that is not ours.
@@ -43,25 +60,47 @@ function othersTake(loader) {
 
 /** Every node of the workflow that ours can stand for; returns how many it were. */
 export async function adoptAll() {
-  const nodes = allNodes().filter((node) => REPLACED[node.comfyClass]);
-  const loaders = await which(allNodes().filter((node) => LOADERS.includes(node.comfyClass)), engineRuns);
+  const nodes = allNodes().filter(canReplace);
+  const behind = allNodes().filter((node) => LOADERS.includes(node.comfyClass) && isHere(OPTIMIZE));
+  const loaders = await which(behind, engineRuns);
   // After those, a loader needs Optimize only where its VAE goes to nodes of others.
-  const done = await adopt(nodes, [], () => {
+  const { done, lost } = await replaceAll(nodes, [], () => {
     const left = loaders.filter(othersTake);
     left.forEach((node) => insertOptimize(node));
     return left.length;
   });
   const [type, left] = [foreignVAE(), leftAlone()];
-  const more = [type && t("foreign_vae", { type }), left.length && t("adopted_left", { names: left.join(", ") })].filter(Boolean);
-  const detail = [done ? t("adopted", { n: done }) : t("adopted_none"), ...more].join(" ");
-  app.extensionManager?.toast?.add?.({ severity: done ? "success" : "info", summary: t("adopt"), detail, life: more.length ? 12000 : 4000 });
+  const formed = namesOf(allNodes().filter((node) => REPLACED[node.comfyClass] && choosesForm(node)));
+  const more = [
+    lost.length && t("adopted_lost", { names: lost.join(t("semicolon")) }),
+    type && t("foreign_vae", { type }),
+    left.length && t("adopted_left", { names: listed(left) }),
+    formed.length && t("adopted_form", { names: listed(formed) }),
+  ].filter(Boolean);
+  tell(done ? "success" : "info", [done ? t("adopted", { n: done }) : t("adopted_none"), ...more]);
   return done;
 }
 
+// One action; says what was not carried over.
+async function adopt(...wanted) {
+  const { done, lost } = await replaceAll(...wanted);
+  if (lost.length) tell("info", [t("adopted", { n: done }), t("adopted_lost", { names: lost.join(t("semicolon")) })]);
+}
+
+function tell(severity, sentences) {
+  const life = sentences.length > 1 ? LONG : 4000;
+  app.extensionManager?.toast?.add?.({ severity, summary: t("adopt"), detail: sentences.join(" "), life });
+}
+
+const listed = (names) => names.join(t("comma"));
+
+const namesOf = (nodes) => [...new Set(nodes.map((node) => node.constructor.title ?? node.comfyClass))];
+
 // Titles of ComfyUI's other nodes that decode or encode.
 function leftAlone() {
-  const others = allNodes().filter((node) => /^(?!ZeroWaste).*VAE(Decode|Encode)/.test(node.comfyClass ?? ""));
-  return [...new Set(others.map((node) => node.constructor.title ?? node.comfyClass))];
+  return namesOf(allNodes().filter(
+    ({ comfyClass }) => /^(?!ZeroWaste).*VAE(Decode|Encode)/.test(comfyClass ?? "") && !REPLACED[comfyClass],
+  ));
 }
 
 // The VAE type of another pack's own in this workflow, which fits no socket of the host's or ours.
@@ -76,20 +115,22 @@ async function which(nodes, asked) {
   return nodes.filter((_, index) => answers[index]);
 }
 
-// One step for undo, however many nodes it changes. `decodes` become videos; `precision` is for what loaders load.
-async function adopt(nodes, decodes = [], more = () => 0, precision = undefined) {
+// One step for undo, however many nodes it changes: { done, lost }, the number of nodes, and what none of ours has in
+// words. `decodes` become videos; `precision` is for what loaders load.
+async function replaceAll(nodes, decodes = [], more = () => 0, precision = undefined) {
   const whole = new Set(await which([...nodes, ...decodes].filter((node) => TILED.includes(node.comfyClass)), engineRuns));
   const graphs = new Set([app.rootGraph, ...[...nodes, ...decodes].map((node) => node.graph)]);
   const tracker = app.extensionManager?.workflow?.activeWorkflow?.changeTracker;
   if (tracker?.beforeChange) tracker.beforeChange();
   else app.canvas.emitBeforeChange?.();
+  const lost = [];
   try {
     for (const node of nodes) {
-      if (REPLACED[node.comfyClass]) replace(node, REPLACED[node.comfyClass], whole.has(node));
+      if (REPLACED[node.comfyClass]) replace(node, REPLACED[node.comfyClass], whole.has(node), lost);
       else set(insertOptimize(node), "precision", precision);
     }
-    decodes.forEach((node) => replaceByVideo(node, whole.has(node)));
-    return nodes.length + decodes.length + more();
+    decodes.forEach((node) => replaceByVideo(node, whole.has(node), lost));
+    return { done: nodes.length + decodes.length + more(), lost: [...new Set(lost)] };
   } finally {
     // Else the next run numbers the nodes anew, and that would be the step that is undone first.
     for (const graph of graphs) graph?.updateExecutionOrder?.();
@@ -103,7 +144,7 @@ async function adopt(nodes, decodes = [], more = () => 0, precision = undefined)
 
 // Whoever takes output `slot`: { link, node, slot, reroute } or { link, border, reroute } where it leaves a subgraph.
 function targets(node, slot) {
-  return [...(node.outputs?.[slot]?.links ?? [])].map((id) => linkOf(node.graph, id)).filter(Boolean).map((link) => ({
+  return linksFrom(node, slot).map((link) => ({
     link,
     node: leavesAt(link) ? null : node.graph.getNodeById(link.target_id),
     border: leavesAt(link) ? node.graph.outputs[link.target_slot] : null,
@@ -130,6 +171,8 @@ function connectOutput(node, slot, target) {
 
 // Such a node throws where its links are not all of one type, as in templates of ComfyUI: it need not know of the move.
 function moveOrigin(link, node, slot) {
+  if (link.updateEndpoints) return link.updateEndpoints({ originNodeId: node.id, originSlot: slot });
+  // Older frontends keep the numbers of links at the outputs.
   const output = node.graph.getNodeById(link.origin_id)?.outputs?.[link.origin_slot];
   if (output) output.links = (output.links ?? []).filter((id) => id !== link.id);
   [link.origin_id, link.origin_slot] = [node.id, slot];
@@ -144,12 +187,14 @@ function create(kind, like) {
   node.mode = like.mode;
   if (like.color) node.color = like.color;
   if (like.bgcolor) node.bgcolor = like.bgcolor;
+  if (like.shape !== undefined) node.shape = like.shape;
   if (like.title && like.title !== like.constructor.title) node.title = like.title;
   return node;
 }
 
-function replace(old, kind, whole) {
+function replace(old, kind, whole, lost) {
   const { graph } = old;
+  const [groups, corner] = [groupsOf(old), boxOf(old).to];
   const links = linksInto(old);
   const users = (old.outputs ?? []).map((_, slot) => targets(old, slot));
   const node = create(kind, old);
@@ -158,7 +203,9 @@ function replace(old, kind, whole) {
   keepValues(old, node);
   // The engine plans whole frames by itself. A network that stays ComfyUI's own keeps the tiles it was given, as do
   // tiles that another node gives.
-  if (TILED.includes(old.comfyClass) && (!whole || links.some(({ name }) => TILES[name]))) keepTiles(old, node);
+  const tiles = TILED.includes(old.comfyClass) && (!whole || links.some(({ name }) => TILES[name]));
+  if (tiles) keepTiles(old, node);
+  lost.push(...lostBy(old, node, tiles ? Object.keys(TILES) : []));
   for (const { name, link } of links) {
     const slot = node.inputs.findIndex((input) => input.name === (TILES[name] ?? name));
     if (slot >= 0) connectInput(graph, link, node, slot);
@@ -166,16 +213,24 @@ function replace(old, kind, whole) {
   users.forEach((some, slot) => some.forEach((user) => connectOutput(node, slot, user)));
   graph.remove(old);
   if (old.flags?.collapsed) node.collapse?.(true);
-  else {
-    makeRoomBeside(node, old.pos[0] + old.size[0]);
-    makeRoom(node, old.pos[1] + old.size[1]);
-  }
+  else makeRoom(node, corner, groups);
+  if (old.flags?.pinned) node.pin?.(true);
   app.canvas.selectNode?.(node);
   return node;
 }
 
 function linksInto(node) {
-  return (node.inputs ?? []).map((input) => ({ name: input.name, link: linkOf(node.graph, input.link) })).filter(({ link }) => link);
+  return (node.inputs ?? []).map(({ name }, slot) => ({ name, link: linkInto(node, slot) })).filter(({ link }) => link);
+}
+
+// "Node: widget, widget" of what a node had and ours does not, if anything.
+function lostBy(old, node, more) {
+  const held = (old.widgets ?? []).filter(({ type, serialize, value: at }) => type !== "button" && serialize !== false && !/^auto$/i.test(at));
+  const names = new Map(held.map((widget) => [widget.name, widget.label ?? widget.name]));
+  for (const { name } of linksInto(old)) names.set(name, names.get(name) ?? name);
+  const ours = [...CARRIED, ...more, ...[...(node.widgets ?? []), ...node.inputs].map(({ name }) => name)];
+  ours.forEach((name) => names.delete(name));
+  return names.size ? [t("lost_by", { node: namesOf([old])[0], names: listed([...names.values()]) })] : [];
 }
 
 function set(node, name, to) {
@@ -204,19 +259,19 @@ async function engineRuns(node) {
 
 // The node that makes a video of what a decode gives, if nobody else takes that.
 function videoBehind(node) {
-  if (node.comfyClass !== DECODE && REPLACED[node.comfyClass] !== DECODE) return null;
+  if (![node.comfyClass, REPLACED[node.comfyClass]].includes(DECODE) || !isHere(TO_VIDEO)) return null;
   const [user, ...others] = targets(node, 0);
   return !others.length && user?.node?.comfyClass === "CreateVideo" ? user.node : null;
 }
 
-function replaceByVideo(old, whole) {
+function replaceByVideo(old, whole, lost) {
   const maker = videoBehind(old);
   const { graph } = maker;
   const given = linksInto(maker).filter(({ name }) => ["fps", "audio"].includes(name));
   const users = targets(maker, 0);
   const [fps, depth] = ["fps", "bit_depth"].map((name) => value(maker, name));
   graph.remove(maker);
-  const node = replace(old, TO_VIDEO, whole);
+  const node = replace(old, TO_VIDEO, whole, lost);
   set(node, "fps", fps);
   if (depth > 8) set(node, "pixels", "yuv420p10");
   for (const { name, link } of given) connectInput(graph, link, node, node.inputs.findIndex((input) => input.name === name));
@@ -229,45 +284,10 @@ function insertOptimize(loader) {
   const node = create(OPTIMIZE, loader);
   node.title = node.constructor.title;
   graph.add(node);
-  node.pos = [loader.pos[0], loader.pos[1] + loader.size[1] + GAP];
+  const corner = boxOf(loader).to;
+  node.pos = [loader.pos[0], corner[1] + GAP];
   loader.connect(0, node, node.inputs.findIndex((input) => input.name === "vae"));
   for (const target of users) connectOutput(node, 0, target);
-  makeRoom(node, loader.pos[1] + loader.size[1]);
+  makeRoom(node, corner, groupsOf(loader));
   return node;
-}
-
-// Where a new node will end: its badge and footer make one of elements up to 40 pixels higher than the host computes.
-function end(node) {
-  return node.pos[1] + node.size[1] + (window.LiteGraph.vueNodesMode ? 40 : 0);
-}
-
-// Where a neighbour on the right would be covered, all that begins there moves on, with its groups.
-function makeRoomBeside(node, from) {
-  const { graph } = node;
-  const title = window.LiteGraph.NODE_TITLE_HEIGHT ?? 30;
-  const [top, bottom] = [node.pos[1] - title, end(node)];
-  const beside = [...graph.nodes].filter(
-    (other) => other !== node && other.pos[0] >= from && other.pos[1] - title < bottom && other.pos[1] + other.size[1] > top,
-  );
-  const first = Math.min(...beside.map((other) => other.pos[0]));
-  const missing = node.pos[0] + node.size[0] + BESIDE - first;
-  if (!beside.length || missing <= 0) return;
-  const border = graph.outputNode ? [graph.outputNode] : [];
-  for (const other of [...graph.nodes, ...(graph.groups ?? []), ...border]) {
-    if (other !== node && other.pos[0] >= first - BESIDE) other.pos = [other.pos[0] + missing, other.pos[1]];
-  }
-}
-
-// What the new node would cover moves down, and what stands below that with it.
-function makeRoom(node, from) {
-  const [left, right] = [node.pos[0], node.pos[0] + node.size[0]];
-  const title = window.LiteGraph.NODE_TITLE_HEIGHT ?? 30;
-  const below = [...node.graph.nodes].filter(
-    (other) => other !== node && other.pos[1] >= from - title && other.pos[0] < right && other.pos[0] + other.size[0] > left,
-  );
-  if (!below.length) return;
-  const top = Math.min(...below.map((other) => other.pos[1]));
-  const missing = end(node) + title + 10 - top;
-  if (missing <= 0) return;
-  for (const other of below) other.pos = [other.pos[0], other.pos[1] + missing];
 }

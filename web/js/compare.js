@@ -84,7 +84,7 @@ async function finished(id) {
 }
 
 async function json(path) {
-  return (await api.fetchApi(path)).json();
+  return (await api.fetchApi(path, { timeoutMs: null })).json();
 }
 
 function isQueued(queue, id) {

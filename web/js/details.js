@@ -29,6 +29,7 @@ export function outlook(plan, source, streams) {
   if (plan.parked_gb >= 0.01) parts.push(line(t("memory_parked", { size: gb(plan.parked_gb) })));
   if (plan.waiting_gb >= 0.01) parts.push(line(t("memory_waiting", { size: gb(plan.waiting_gb) })));
   if (streams) parts.push(line(t("memory_streamed")));
+  else if (plan.crowded) parts.push(line(said(plan.crowded), "problem"));
   else if (plan.result_gb >= 0.01) parts.push(line(t("memory_result", { size: gb(plan.result_gb) })));
   return [...parts, ...footnotes(plan)];
 }

@@ -5,8 +5,9 @@ import { inputTexts, said, t } from "./strings.js";
 export function addExpertSwitch(node) {
   const advanced = (node.widgets ?? []).filter((widget) => widget.options?.advanced);
   if (!advanced.length) return;
+  // Not `advanced`: a drawn node keeps the room of such widgets.
   for (const widget of advanced) {
-    // Not `advanced`: a drawn node keeps the room of such widgets.
+    if (widget.visibility) continue; // newer frontends: see below
     const hidden = () => !window.LiteGraph.vueNodesMode && !node.showAdvanced;
     Object.defineProperty(widget, "hidden", { get: hidden, set: () => {}, configurable: true });
     // Older frontends keep the room of hidden ones too, and 4 pixels below each: the node would grow when it is drawn.
@@ -15,6 +16,10 @@ export function addExpertSwitch(node) {
     const size = () => (node.showAdvanced ? own : () => [0, -4]);
     Object.defineProperty(widget, "computeSize", { get: size, set: () => {}, configurable: true });
   }
+  const show = () => {
+    for (const { visibility } of advanced) if (visibility) visibility.surfaces.canvas = node.showAdvanced ? "shown" : "never";
+    button.label = t(node.showAdvanced ? "expert_less" : "expert_more");
+  };
   const fit = () => {
     const wide = node.size[0];
     node.setSize([wide, node.computeSize()[1]]);
@@ -22,18 +27,15 @@ export function addExpertSwitch(node) {
   };
   const button = node.addWidget("button", "expert", null, () => {
     node.showAdvanced = !node.showAdvanced;
-    word();
+    show();
     fit();
   }, { serialize: false, canvasOnly: true });
   button.serialize = false;
-  const word = () => {
-    button.label = t(node.showAdvanced ? "expert_less" : "expert_more");
-  };
-  word();
+  show();
   const configured = node.onConfigure;
   node.onConfigure = function (...rest) {
     configured?.apply(this, rest);
-    word();
+    show();
     fit(); // one that was saved higher has nothing to fill its lower end with
   };
   node.setSize([node.size[0], node.computeSize()[1]]);

@@ -18,6 +18,19 @@ export function linkOf(graph, id) {
   return graph.getLink?.(id) ?? graph.links?.get?.(id) ?? graph.links?.[id] ?? null;
 }
 
+/** The link into input `slot`. Asked of LiteGraph's own class: nodes that stand for others answer for those. */
+export function linkInto(node, slot) {
+  if (!node.inputs?.[slot] || !node.graph) return null;
+  return window.LiteGraph.LGraphNode.prototype.getInputLink.call(node, slot) ?? null;
+}
+
+/** The links out of output `slot`, oldest first. */
+export function linksFrom(node, slot) {
+  const all = [...(node.graph?.links?.values() ?? [])];
+  const ours = all.filter((link) => String(link.origin_id) === String(node.id) && link.origin_slot === slot);
+  return ours.sort((a, b) => a.id - b.id);
+}
+
 export const entersAt = (link) => String(link.origin_id) === INPUT_BORDER;
 export const leavesAt = (link) => String(link.target_id) === OUTPUT_BORDER;
 
@@ -54,7 +67,7 @@ function instancesOf(graph) {
 /** Where the input `slot` of `node` comes from: { node, slot }, { widget } of a promoted input, or null. */
 export function sourceOf(node, slot, steps = 0) {
   const graph = node.graph;
-  const link = linkOf(graph, node.inputs?.[slot]?.link);
+  const link = linkInto(node, slot);
   if (!link || steps > MAX_STEPS) return null;
   if (!entersAt(link)) return origin(graph.getNodeById(link.origin_id), link.origin_slot, steps + 1);
   const [outer, ...others] = instancesOf(graph);
@@ -62,7 +75,7 @@ export function sourceOf(node, slot, steps = 0) {
   const border = graph.inputs?.[link.origin_slot]?.name;
   const index = Math.max(outer.inputs?.findIndex((input) => input.name === border) ?? -1, -1);
   if (index < 0) return null;
-  if (outer.inputs[index].link !== null && outer.inputs[index].link !== undefined) return sourceOf(outer, index, steps + 1);
+  if (linkInto(outer, index)) return sourceOf(outer, index, steps + 1);
   const name = outer.inputs[index].widget?.name ?? border;
   const widget = outer.widgets?.find((entry) => entry.name === name) ?? null;
   // One subgraph used several times has one panel, and as many values.
@@ -104,8 +117,7 @@ export function sourceNode(node, name) {
 export function value(node, name, steps = 0) {
   const own = node.widgets?.find((widget) => widget.name === name);
   const slot = node.inputs?.findIndex((input) => (input.widget?.name ?? input.name) === name) ?? -1;
-  const linked = slot >= 0 && node.inputs[slot].link !== null && node.inputs[slot].link !== undefined;
-  if (!linked) return own?.value;
+  if (slot < 0 || !linkInto(node, slot)) return own?.value;
   const source = sourceOf(node, slot, steps);
   if (source?.widget) return source.widget.value;
   // A primitive holds its value in its only widget; whatever else computes is not known before a run.

@@ -2,9 +2,11 @@
 import { comparison } from "./compare.js";
 import { addLine, el, Sheet } from "./dom.js";
 import { outlook, result } from "./details.js";
-import { forgetRun, onRuns, reportOf, runOf } from "./runs.js";
+import { askedOf, lookAgain } from "./asked.js";
+import { isAway, onRuns, resultOf, runOf } from "./runs.js";
 import { forgetAssumed, planFor } from "./plans.js";
-import { question, readByUs, traceSize, vaeFile, wished } from "./question.js";
+import { question, readByUs } from "./question.js";
+import { refusal, stateOf } from "./states.js";
 import { gb, perFrame, said, t } from "./strings.js";
 
 // Milliseconds between two looks at all the nodes, whichever way and renderer they were changed in.
@@ -28,11 +30,12 @@ export function attachPanel(node, { plan = false, streams = false } = {}) {
     removed?.apply(this, rest);
   };
   timer ??= setInterval(lookAtAll, INTERVAL);
-  queueMicrotask(() => panel.look());
+  queueMicrotask(() => panel.lookNow());
 }
 
 function lookAtAll() {
   if (document.hidden) return;
+  lookAgain();
   for (const panel of panels) panel.look();
 }
 
@@ -53,67 +56,63 @@ class Panel {
       this.sheet.toggle();
     });
     this.line.addEventListener("pointerdown", (event) => event.button === 0 && event.stopPropagation());
-    onRuns(node, () => this.look());
+    onRuns(node, () => this.lookNow());
+  }
+
+  lookNow() {
+    lookAgain();
+    this.look();
   }
 
   look() {
     if (!this.node.graph) return;
-    this.run = this.lastingRun();
-    const report = reportOf(this.node);
+    const now = askedOf(this.node);
+    this.run = runOf(this.node, now);
+    const result = resultOf(this.node, now);
+    const { report = null } = result ?? {};
+    this.same = Boolean(result?.same);
     if (report?.text !== this.report?.text) {
       this.report = report;
-      this.lastRun = lastRun(report, this.node, this.plans);
+      this.lastRun = this.plans ? lastRun(result) : null;
       forgetAssumed();
     }
-    if (this.plans) {
-      this.asked = question(this.node, this.lastRun);
+    this.away = isAway();
+    if (this.plans && !this.away) {
+      this.asked = question(this.node, this.lastRun, result?.asked.latent === now.latent);
       this.answer = this.asked.query ? planFor(this.asked.query) ?? null : null;
     }
-    const { text, mood } = this.say();
-    const state = JSON.stringify([text, mood, this.asked, this.answer, this.report?.text]);
-    if (state === this.shown) return;
-    this.shown = state;
+    this.readByUs = readByUs(this.node);
+    const { text, mood, state } = this.say();
+    const shown = JSON.stringify([text, mood, state, this.asked, this.answer, this.report?.text]);
+    if (shown === this.shown) return;
+    this.shown = shown;
     this.line.textContent = text;
     this.line.title = text;
-    this.line.dataset.mood = mood;
+    Object.assign(this.line.dataset, { mood, state });
     this.sheet.refresh();
   }
 
-  // How a run ended is of interest until something else is asked for.
-  lastingRun() {
-    const run = runOf(this.node);
-    if (!run) return null;
-    const asked = wished(this.node);
-    run.asked ??= asked;
-    if (run.state === "running" || run.asked === asked) return run;
-    forgetRun(this.node);
-    return null;
-  }
-
+  // This is what the states are judged by: run, report, same, away, plans, asked, answer, streams and readByUs.
   say() {
-    const cached = this.run?.state === "cached";
-    if (this.run && !cached) return { text: this.run.text, mood: { running: "busy", cancelled: "quiet", failed: "bad" }[this.run.state] };
-    const { plan, error } = this.answer ?? {};
-    if (this.report && (!this.plans || this.asked.source === "last_run" || !this.asked.query)) {
-      return { text: summary(this.report), mood: mood(this.report.plan_facts, this.report.precision) };
-    }
-    if (cached && !this.plans) return { text: this.run.text, mood: "quiet" };
-    if (!this.plans) return { text: t("no_run"), mood: "quiet" };
-    if (this.asked.why) return { text: t(`why_${this.asked.why}`, { names: this.asked.names?.join(", ") }), mood: "quiet" };
-    if (error !== undefined) return { text: said(error) || t("unreachable"), mood: error ? "bad" : "quiet" };
-    if (!plan) return { text: t("planning"), mood: "quiet" };
-    if (plan.unknown) return { text: t(plan.host ? "host_network" : "why_no_vae"), mood: "quiet" };
-    if (this.needsOurLoader) return { text: t("ours_only"), mood: "bad" };
-    if (plan.needs_channels) return { text: t("channels_short", { has: plan.channels, needs: plan.needs_channels }), mood: "bad" };
-    if (!plan.fits) return { text: t("fits_not", { target: gb(plan.target_gb) }), mood: "bad" };
-    if (this.streams && (plan.still || plan.batch > 1)) return { text: t("no_video"), mood: "bad" };
-    const numbers = { used: number(plan.predicted_gb), target: `${number(plan.target_gb)} GB`, how: layout(plan), exact: exactness(plan) };
-    const key = plan.gpus > 1 ? "fits_gpus" : plan.target_gb ? "fits" : "takes";
-    return { text: t(key, { ...numbers, n: plan.gpus, all: gb(plan.predicted_gb) }), mood: mood(plan, plan.precision) };
+    const { name, mood: own } = stateOf(this);
+    const { plan } = this.answer ?? {};
+    const told = name === "ran" ? [this.report.plan_facts, this.report.precision] : [plan, plan?.precision];
+    return { text: this.words(name, plan), mood: own ?? mood(...told), state: name };
   }
 
-  get needsOurLoader() {
-    return Boolean(this.answer?.plan?.ours_only) && !readByUs(this.node);
+  words(state, plan) {
+    if (this.run && ["running", "failed", "cancelled", "cached"].includes(state)) return this.run.text;
+    if (state === "ran") return summary(this.report);
+    if (state === "unknown") return t(`why_${this.asked.why ?? "no_vae"}`, { names: this.asked.names?.join(", ") });
+    if (state === "foreign") return t("host_network");
+    if (state === "refused") return this.refusal(plan);
+    return state === "planned" ? outcome(plan) : t(`state_${state}`);
+  }
+
+  refusal(plan) {
+    const key = refusal(this);
+    if (key === "error") return said(this.answer.error);
+    return t(key, { has: plan.channels, needs: plan.needs_channels, target: gb(plan.target_gb), size: gb(plan.result_gb) });
   }
 
   details() {
@@ -121,9 +120,11 @@ class Panel {
     const facts = this.plans && !this.streams ? this.report?.plan_facts : null;
     const compare = facts ? comparison(this.node, facts, () => this.sheet.open && this.sheet.refresh()) : { result: [], button: [] };
     const parts = [...compare.result];
-    if (this.needsOurLoader) parts.push(section(t("before"), [el("div", { class: "zerowaste-line" }, t("help_ours_only"))]));
+    const ours = plan?.ours_only && !this.readByUs;
+    if (ours) parts.push(section(t("before"), [el("div", { class: "zerowaste-line" }, t("help_ours_only"))]));
+    else if (this.away) parts.push(section(t("before"), [el("div", { class: "zerowaste-line" }, t("help_away"))]));
     else if (plan && !plan.unknown) parts.push(section(t("before"), outlook(plan, this.asked.source, this.streams)));
-    else if (this.plans && !this.report) {
+    else if (this.plans && !this.same) {
       const why = said(error ?? "") || (this.asked.why ? t(`help_${this.asked.why}`) : plan?.host ? t("help_host_network") : this.say().text);
       parts.push(section(t("before"), [el("div", { class: "zerowaste-line" }, why)]));
     }
@@ -138,11 +139,18 @@ function section(title, parts) {
   return el("div", { class: "zerowaste-section" }, el("div", { class: "zerowaste-head" }, title), ...parts);
 }
 
-function lastRun(report, node, plans) {
-  const facts = plans ? report?.plan_facts : null;
+function lastRun(result) {
+  const facts = result?.report.plan_facts;
   if (!facts) return null;
   const { width, height, frames, batch } = facts;
-  return { size: { width, height, frames, batch: batch ?? 1 }, model: facts.model, traced: traceSize(node), file: vaeFile(node) };
+  const { traced, file } = result.asked;
+  return { size: { width, height, frames, batch: batch ?? 1 }, model: facts.model, traced, file };
+}
+
+function outcome(plan) {
+  const numbers = { used: number(plan.predicted_gb), target: `${number(plan.target_gb)} GB`, how: layout(plan), exact: exactness(plan) };
+  const key = plan.gpus > 1 ? "fits_gpus" : plan.target_gb ? "fits" : "takes";
+  return t(key, { ...numbers, n: plan.gpus, all: gb(plan.predicted_gb) });
 }
 
 function number(value) {

@@ -5,6 +5,10 @@ const ROUTE = "/zerowaste_vae/plan";
 const MOST = 256;
 const AT_ONCE = 2;
 const PAUSE = 400;
+// Until one that got no answer is asked again.
+const LATER = 5000;
+// Newer frontends give up on an answer after a minute.
+const PATIENT = { timeoutMs: null };
 
 const answers = new Map();
 const waiting = [];
@@ -24,7 +28,7 @@ export function planFor(query) {
 /** Whether the engine runs the VAE of this file, as far as anyone can say before it is loaded. */
 export async function isKnown(model) {
   const size = { width: 64, height: 64, frames: 1 };
-  const reply = await api.fetchApi(`${ROUTE}?${new URLSearchParams({ model, ...size })}`).catch(() => null);
+  const reply = await api.fetchApi(`${ROUTE}?${new URLSearchParams({ model, ...size })}`, PATIENT).catch(() => null);
   return Boolean(reply?.ok) && !(await reply.json()).unknown;
 }
 
@@ -33,13 +37,18 @@ export function forgetAssumed() {
   for (const [text, answer] of answers) if (answer?.plan?.assumed || answer?.error) answers.delete(text);
 }
 
+/** Another server may have come, or the same one with other options. */
+export function forgetPlans() {
+  answers.clear();
+}
+
 async function next() {
   if (running >= AT_ONCE || !waiting.length) return;
   running += 1;
   const text = waiting.shift();
   let answer;
   try {
-    const reply = await api.fetchApi(`${ROUTE}?${text}`);
+    const reply = await api.fetchApi(`${ROUTE}?${text}`, PATIENT);
     const plan = await reply.json();
     answer = reply.ok ? { plan } : { error: plan.error };
     if (reply.status === 429) {
@@ -49,6 +58,7 @@ async function next() {
     }
   } catch {
     answer = { error: "" };
+    setTimeout(() => answers.delete(text), LATER);
   }
   if (answer) answers.set(text, answer);
   running -= 1;

@@ -1,5 +1,5 @@
 // What is asked of the planner for a decode node: the wishes of the nodes before it, and the size of what it gets.
-import { sourceNode, sourceOf, UNKNOWN, value } from "./graph.js";
+import { linkInto, sourceNode, sourceOf, UNKNOWN, value } from "./graph.js";
 
 const FRAME_WIDGETS = ["length", "frames", "num_frames", "video_frames", "video_length", "frame_count"];
 const DEMO = { width: 288, height: 176 };
@@ -192,7 +192,7 @@ function bounded(clip) {
 
 const connected = (node, name) => {
   const slot = node.inputs?.findIndex((input) => input.name === name) ?? -1;
-  return slot >= 0 && node.inputs[slot].link !== null && node.inputs[slot].link !== undefined && Boolean(sourceOf(node, slot));
+  return slot >= 0 && Boolean(linkInto(node, slot) && sourceOf(node, slot));
 };
 
 /** The file that the loader before a node names; undefined where none does. */
@@ -207,12 +207,6 @@ export function readByUs(node) {
   return vaeChain(node).at(-1).comfyClass === "ZeroWasteVAELoader";
 }
 
-/** All that a run of a node is asked for, as a text to compare. */
-export function wished(node) {
-  const size = ["samples", "pixels", "video"].map((name) => traceSize(node, name));
-  return JSON.stringify([wishes(vaeChain(node), new Set()), size]);
-}
-
 /** Whether the VAE of a node goes through this pack's own nodes. */
 export function isOurs(node) {
   return vaeChain(node).slice(1).some((one) => one.comfyClass?.startsWith("ZeroWaste"));
@@ -220,13 +214,14 @@ export function isOurs(node) {
 
 /**
  * { query, source } of a plan to ask for, or { why } where there is nothing to ask: "unconnected", "no_size", "no_vae"
- * or "computed" (with `names` of the widgets). The size is traced, else that of the last run.
+ * or "computed" (with `names` of the widgets). The size is that of the last run as long as the traced one is as it was
+ * then, and where none can be traced, what makes the latent (`unmoved`).
  */
-export function question(node, lastRun) {
+export function question(node, lastRun, unmoved = true) {
   if (!connected(node, "samples") || !connected(node, "vae")) return { why: "unconnected" };
   const traced = traceSize(node);
-  const moved = lastRun && traced && JSON.stringify(traced) !== JSON.stringify(lastRun.traced);
-  const size = lastRun && !moved ? lastRun.size : traced;
+  const as = lastRun && (traced ? JSON.stringify(traced) === JSON.stringify(lastRun.traced) : unmoved);
+  const size = as ? lastRun.size : traced;
   const unknown = new Set();
   const wish = wishes(vaeChain(node), unknown);
   // What ran is known better than what its file's name says.
@@ -234,5 +229,5 @@ export function question(node, lastRun) {
   if (!size) return { why: "no_size" };
   if (unknown.size) return { why: "computed", names: [...unknown] };
   if (!wish.model) return { why: "no_vae" };
-  return { query: { ...wish, ...maker(node), ...size }, source: lastRun && !moved ? "last_run" : "traced" };
+  return { query: { ...wish, ...maker(node), ...size }, source: as ? "last_run" : "traced" };
 }

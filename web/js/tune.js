@@ -61,7 +61,8 @@ async function follow(tuning, stopping = false) {
 }
 
 async function ask(method, body) {
-  const options = body ? { method, body: JSON.stringify(body), headers: { "Content-Type": "application/json" } } : { method };
+  const options = { method, timeoutMs: null };
+  if (body) Object.assign(options, { body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
   const reply = await api.fetchApi(ROUTE, options);
   const answer = await reply.json();
   if (!reply.ok) throw new Error(answer.error);

@@ -24,8 +24,9 @@ def angles(positions: int, head: int, device: torch.device) -> Tensor:
     The first channels turn with their token's frame, the next with its row, the last with its column. Rates fall from 1
     with base 10,000 along each axis.
     """
-    rates = torch.cat([10000.0 ** -(torch.arange(n, dtype=torch.float64) / n) for n in shares(head)]).float()
-    found = torch.arange(positions, dtype=torch.float32)[:, None] * rates
+    parts = [torch.arange(n, dtype=torch.float64, device="cpu") / n for n in shares(head)]
+    rates = torch.cat([10000.0**-part for part in parts]).float()
+    found = torch.arange(positions, dtype=torch.float32, device="cpu")[:, None] * rates
     return torch.stack((found.cos(), found.sin()), -1).to(device)
 
 

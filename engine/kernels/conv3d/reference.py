@@ -74,8 +74,8 @@ def border_bias(table: Tensor, phase: tuple[int, int], size: tuple[int, int], ge
     upsampler."""
     h, w = size
     rows = geometry.frame_rows or h
-    at_row = torch.zeros(h, 1, 1, device=table.device)
-    at_col = torch.zeros(1, w, 1, device=table.device)
+    at_row = torch.zeros(h, 1, 1, device=table.device, dtype=torch.float32)
+    at_col = torch.zeros(1, w, 1, device=table.device, dtype=torch.float32)
     edge = (rows - 1 if phase[0] else 0) - geometry.first_row
     if 0 <= edge < h:
         at_row[edge] = 1

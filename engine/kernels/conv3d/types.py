@@ -125,7 +125,7 @@ def pack_weight(weight: Tensor, dtype: torch.dtype, phases: tuple[int, int, int]
     """
     n, c = weight.shape[:2]
     kernel = tuple(weight.shape[2:])
-    wide = torch.zeros(n, *kernel, padded_channels(c, dtype), device=weight.device)
+    wide = torch.zeros(n, *kernel, padded_channels(c, dtype), device=weight.device, dtype=torch.float32)
     if balance is not None:
         weight = weight.float() * balance(weight.float().permute(0, 2, 3, 4, 1).flatten(1, 3))[:, None, None, None]
     wide[..., :c] = weight.float().permute(0, 2, 3, 4, 1)

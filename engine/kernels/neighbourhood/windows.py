@@ -71,12 +71,12 @@ class Regions:
             int32 [tiles], the kind of every tile.
         """
         (_, tall, high), (_, wide, long) = self.rows.shape, self.columns.shape
-        seen = torch.ones(len(self.rows), len(self.columns), high, long, TERMS, dtype=torch.bool)
+        seen = torch.ones(len(self.rows), len(self.columns), high, long, TERMS, dtype=torch.bool, device="cpu")
         seen[..., :tall] = self.rows.transpose(1, 2)[:, None, :, None]
         seen[..., tall : tall + wide] = self.columns.transpose(1, 2)[None, :, None]
         kinds = self.down[:, None] * len(self.columns) + self.across
         seen = seen.view(-1, high * long, TERMS)
-        table = torch.full((len(seen), -(-len(keys) // step) * step, TERMS), HIDDEN)
+        table = torch.full((len(seen), -(-len(keys) // step) * step, TERMS), HIDDEN, dtype=torch.float32, device="cpu")
         table[:, : len(keys)].masked_fill_(seen[:, keys], 0.0)
         return table.to(device, dtype), kinds.flatten().int().to(device)
 
@@ -89,13 +89,13 @@ def whole(columns: int) -> int:
 def order(rows: int, columns: int) -> Tensor:
     """Return the keys of a region in the order in which kernels take them, each as row * columns + column: `whole`
     columns of all rows, so that a step has whole rows of these, then the rest."""
-    keys = torch.arange(rows * columns).view(rows, columns)
+    keys = torch.arange(rows * columns, device="cpu").view(rows, columns)
     return torch.cat([part.flatten() for part in keys.tensor_split((whole(columns),), 1)])
 
 
 def in_rows(rows: int, columns: int, step: int) -> Tensor:
     """Return the keys of a region row by row, then a step of those that fill none, again and again."""
-    keys = torch.arange(rows * columns)
+    keys = torch.arange(rows * columns, device="cpu")
     whole, rest = keys.split((rows * columns // step * step, rows * columns % step))
     return torch.cat((whole, rest.repeat(step // len(rest))))
 
@@ -128,8 +128,8 @@ def hidden(
 
 def _attends(length: int, kernel: int, tile: int, size: int) -> Tensor:
     """Return bool [tiles, queries of a tile, keys of its region] along one axis."""
-    first = torch.arange(0, length, tile)
-    queries = (first[:, None] + torch.arange(tile)).clamp_(max=length - 1)
-    keys = (first - kernel // 2).clamp(max=length - size).clamp_(min=0)[:, None] + torch.arange(size)
+    first = torch.arange(0, length, tile, device="cpu")
+    queries = (first[:, None] + torch.arange(tile, device="cpu")).clamp_(max=length - 1)
+    keys = (first - kernel // 2).clamp(max=length - size).clamp_(min=0)[:, None] + torch.arange(size, device="cpu")
     begin = starts(queries, kernel, length)[..., None]
     return (keys[:, None] >= begin) & (keys[:, None] < begin + kernel)

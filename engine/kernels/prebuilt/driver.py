@@ -23,6 +23,8 @@ _PLAIN_SHARED = 48 << 10
 _LOG_BYTES = 8 << 10
 #: Load, find a kernel, load its code for the current context, unload.
 _LIBRARY = "cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction", "cuLibraryUnload"
+#: Version of PTX -> the CUDA whose driver reads it first, as `Driver.version` counts, and the number of that driver.
+READ_BY = {"8.5": (12050, 555), "8.6": (12070, 565), "8.7": (12080, 570), "8.8": (12090, 575), "9.0": (13000, 580)}
 #: What the driver says of a call in a thread that has no context, or another library's.
 _NO_CONTEXT, _WRONG_HANDLE, _DESTROYED = 201, 400, 709
 _LAUNCH = (
@@ -35,6 +37,22 @@ def library_name(platform: str = sys.platform) -> str | None:
     if platform.startswith("linux"):
         return "libcuda.so.1"
     return "nvcuda.dll" if platform == "win32" else None
+
+
+def too_old(cuda: int, ptx: str) -> str:
+    """Return why a driver does not read PTX of a version ("8.5"), and which one does; "" if it does.
+
+    cuda: the newest CUDA that the driver knows, as `Driver.version` returns it."""
+    needed, branch = READ_BY.get(ptx, (0, 0))
+    if cuda >= needed:
+        return ""
+    has, need = (f"{number // 1000}.{number % 1000 // 10}" for number in (cuda, needed))
+    return f"prebuilt kernels for this need NVIDIA's driver {branch} or newer (CUDA {need}), this one has CUDA {has}"
+
+
+def ptx_version(text: bytes) -> str:
+    """Return the version that a text of PTX names, such as "8.5"."""
+    return text.partition(b".version ")[2].partition(b"\n")[0].decode(errors="replace").strip()
 
 
 @functools.cache
@@ -87,49 +105,62 @@ class Driver:
             values = (ctypes.c_void_p * 2)(ctypes.addressof(log), _LOG_BYTES)
             text = ctypes.c_char_p(ptx)
             code = self._call("cuModuleLoadDataEx", ctypes.byref(module), text, 2, options, values)
-            self.check(code, f"the driver refuses {symbol}", log.value)
+            old = code and too_old(self.version(), ptx_version(ptx))
+            self.check(code, f"the driver refuses {symbol}" + (f" ({old})" if old else ""), log.value)
             code = self._call("cuModuleGetFunction", ctypes.byref(function), module, symbol.encode())
             self.check(code, f"{symbol} is not in its own module")
-            if shared > _PLAIN_SHARED:
-                self.check(self._call("cuFuncSetCacheConfig", function, 1), f"{symbol} (cache for shared memory)")
-                code = self._call("cuFuncSetAttribute", function, 8, shared)
-                self.check(code, f"{symbol} needs {shared >> 10} KiB of shared memory")
+            self._grant(function, symbol, shared)
         return function.value or 0
 
-    def warm(self, device: int, kernels: Sequence[tuple[bytes, str]], threads: int) -> None:
-        """Have kernels compiled into the driver's own cache, several at a time: it compiles the modules of a context
-        one after the other, but not libraries (80 kernels, 8 threads, an H200's host: 4.4 s, and 6.8 with 8 contexts).
+    def _grant(self, function: ctypes.c_void_p, symbol: str, shared: int) -> None:
+        if shared > _PLAIN_SHARED:
+            self.check(self._call("cuFuncSetCacheConfig", function, 1), f"{symbol} (cache for shared memory)")
+            code = self._call("cuFuncSetAttribute", function, 8, shared)
+            self.check(code, f"{symbol} needs {shared >> 10} KiB of shared memory")
+
+    def load_all(self, device: int, kernels: Sequence[tuple[bytes, str, int]], threads: int) -> list[int]:
+        """Compile (or take from the driver's cache) kernels several at a time: it compiles the modules of a context one
+        after the other, but not libraries (80 kernels, 8 threads, an H200's host: 4.4 s, and 6.8 with 8 contexts).
 
         Args:
             device: as torch counts.
-            kernels: PTX and symbol of each, in the order in which they are compiled. What is refused here is said when
-                it is loaded.
+            kernels: PTX, symbol and dynamic shared memory of each, in the order in which they are compiled.
             threads: how many compile.
 
+        Returns: handles for `launch`; 0 for a kernel that is refused, and `load` says why.
         Raises: PrebuiltError where the driver has no libraries.
         """
         for name in _LIBRARY:
             self._function(name)
-        left = list(reversed(kernels))
-        helpers = [threading.Thread(target=self._help, args=(device, left), daemon=True) for _ in kernels[:threads]]
+        found, left = [0] * len(kernels), list(reversed([*enumerate(kernels)]))
+        helpers = [
+            threading.Thread(target=self._help, args=(device, left, found), daemon=True) for _ in kernels[:threads]
+        ]
         for helper in helpers:
             helper.start()
         for helper in helpers:
             helper.join()
+        return found
 
-    def _help(self, device: int, left: list[tuple[bytes, str]]) -> None:
+    def _help(self, device: int, left: list[tuple[int, tuple[bytes, str, int]]], found: list[int]) -> None:
         with suppress(PrebuiltError, IndexError), self.in_context(device), self._uncaptured():
             while True:
-                self._compile(*left.pop())
+                number, kernel = left.pop()
+                with suppress(PrebuiltError):
+                    found[number] = self._compile(*kernel)
 
-    def _compile(self, text: bytes, symbol: str) -> None:
+    def _compile(self, text: bytes, symbol: str, shared: int) -> int:
+        """Return the handle of a kernel in a library of its own, which stays; 0 or a PrebuiltError if it is refused."""
         load, kernel_of, function_of, unload = map(self._function, _LIBRARY)
         library, kernel, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         if load(ctypes.byref(library), ctypes.c_char_p(text), None, None, 0, None, None, 0):
-            return
-        if not kernel_of(ctypes.byref(kernel), library, symbol.encode()):
-            function_of(ctypes.byref(function), kernel)  # a library may wait with its code until here
-        unload(library)
+            return 0
+        # A library may wait with its code until a kernel's function is asked for.
+        if kernel_of(ctypes.byref(kernel), library, symbol.encode()) or function_of(ctypes.byref(function), kernel):
+            unload(library)
+            return 0
+        self._grant(function, symbol, shared)
+        return function.value or 0
 
     def launch(
         self, device: int, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, parameters: Any
@@ -191,6 +222,10 @@ class Driver:
             yield
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def call(self, name: str, what: str, *arguments: Any) -> None:
+        """Call one of the driver's functions in the current context. Raises PrebuiltError: `what`, and why not."""
+        self.check(self._call(name, *arguments), what)
 
     def check(self, code: int, what: str, log: bytes = b"") -> None:
         """Raise PrebuiltError for a code that is no success: `what`, the driver's words and its log, in one line."""

@@ -29,7 +29,7 @@ _LETTERS = {"i32": "i", "i64": "q", "fp32": "f"}
 #: Sets of tensor maps that one kernel keeps: one for each layer and buffer. More than these are made anew.
 _MOST_MAPS = 256
 _lock = threading.RLock()
-#: (device, form, the key's digest) -> the driver's handle.
+#: (device, set, the key's digest) -> the driver's handle. Forms share kernels of a set.
 _loaded: dict[tuple[int, str, str], int] = {}
 #: (device, form, use) of which all kernels are loaded.
 _complete: set[tuple[int, str, str]] = set()
@@ -69,9 +69,10 @@ class Prebuilt:
         with _lock:
             if not library().has(self._form, wanted):
                 raise PrebuiltError(f"set {self._form} lacks a kernel that this run needs ({wanted})")
-            function = _loaded.get((device, self._form, wanted.digest))
+            known = device, library().origin(self._form, wanted), wanted.digest
+            function = _loaded.get(known)
             if function is None:  # loaded ones need no text, which would have to be unpacked again
-                function = _load(device, self._form, wanted.digest, library().kernel(self._form, wanted))
+                function = _load(known, library().kernel(self._form, wanted))
             entry = library().entry(self._form, wanted)
             bound = self._bound[place] = Bound(driver(), device, function, entry, arguments, wanted)
         return bound
@@ -104,20 +105,26 @@ def preload(device: int, form: str, use: str, threads: int) -> None:
 
 
 def _preload(device: int, form: str, texts: list[Text], threads: int) -> None:
-    texts, warmed = sorted(texts, key=lambda text: len(text.ptx)), False
-    for i, text in enumerate(texts):
-        began = time.perf_counter()
+    left = [text for text in texts if (device, text.origin, text.digest) not in _loaded]
+    left.sort(key=lambda text: len(text.ptx), reverse=True)
+    together = False
+    while left:
+        text, began = left.pop(), time.perf_counter()
         with _lock:
-            _load(device, form, text.digest, text)
-        if not warmed and time.perf_counter() - began > _CACHED_SECONDS:
-            driver().warm(device, [(other.ptx, other.symbol) for other in reversed(texts[i + 1 :])], threads)
-            warmed = True
+            _load((device, text.origin, text.digest), text)
+        if not together and time.perf_counter() - began > _CACHED_SECONDS:
+            together = True
+            found = driver().load_all(device, [(other.ptx, other.symbol, other.shared) for other in left], threads)
+            with _lock:
+                for other, function in zip(left, found, strict=True):
+                    if function:
+                        _loaded.setdefault((device, other.origin, other.digest), function)
+            left = [other for other, function in zip(left, found, strict=True) if not function]
 
 
-def _load(device: int, form: str, digest: str, text: Compiled | Text) -> int:
-    known = device, form, digest
+def _load(known: tuple[int, str, str], text: Compiled | Text) -> int:
     if known not in _loaded:
-        _loaded[known] = driver().load(device, text.ptx, text.symbol, text.shared)
+        _loaded[known] = driver().load(known[0], text.ptx, text.symbol, text.shared)
     return _loaded[known]
 
 

@@ -12,7 +12,7 @@ import lzma
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from ...errors import InputError
 from ..cards import card
+from .driver import ptx_version
 from .keys import Key, takes
 
 #: Where the sets are.
@@ -55,8 +56,10 @@ class Map(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A kernel as the driver loads it. digest: of its key. ptx, symbol, shared: as in `Compiled`."""
+    """A kernel as the driver loads it. origin: the set that it is of. digest: of its key. ptx, symbol, shared: as in
+    `Compiled`."""
 
+    origin: str
     digest: str
     ptx: bytes
     symbol: str
@@ -110,6 +113,8 @@ class Library:
             raise SetError(f"{path} is damaged ({type(error).__name__}); {_CURE}") from error
         self._lock = threading.Lock()
         self._recent: dict[tuple[str, str], bytes] = {}
+        #: (form, use) -> result of `version`.
+        self._newest: dict[tuple[str, str], str] = {}
         #: (form, use) -> the texts of its kernels, which a thread unpacks.
         self._ahead: dict[tuple[str, str], Future[list[Text]]] = {}
 
@@ -166,12 +171,32 @@ class Library:
             places = [(at, length) for at, length, *_ in kernels]
             for ptx, (_, _, digest, shared) in zip(self._pieces(name, part, places), kernels, strict=True):
                 symbol = ptx.partition(b".entry ")[2].partition(b"(")[0].decode()
-                texts.append(Text(digest, ptx, symbol, shared))
+                texts.append(Text(name, digest, ptx, symbol, shared))
         return texts
 
     def has(self, form: str, key: Key) -> bool:
         """Return whether a form ("A" to "D") has a kernel."""
         return self._place(form, key) is not None
+
+    def origin(self, form: str, key: Key) -> str:
+        """Return the set that a form has a kernel from. Raises KeyError where the form does not have it."""
+        return self._found(form, key)[0]
+
+    def versions(self, form: str) -> set[str]:
+        """Return the versions of PTX ("8.5") that a form's kernels are written in."""
+        return {version for name in MADE_OF[form] for version in self._sets[name].get("versions", ())}
+
+    def version(self, form: str, use: str, keys: Callable[[], Iterable[Key]]) -> str:
+        """Return the newest version of PTX among the kernels of a use. It reads them, once for each use.
+
+        keys: the kernels of a use that the form was not made for.
+        Raises: KeyError, SetError as `kernel`.
+        """
+        known = form, use
+        if known not in self._newest:
+            made = self.texts(form, use) if self.covers(form, use) else self.kernels(form, keys()).values()
+            self._newest[known] = max((ptx_version(one.ptx) for one in made), key=_numbers, default="")
+        return self._newest[known]
 
     def entry(self, form: str, key: Key) -> Entry:
         """Return how one kernel is launched, from the index alone. Raises KeyError where the form does not have it."""
@@ -251,6 +276,10 @@ class Library:
             raise SetError(f"{path} cannot be read ({error.strerror or error}); {_CURE}") from error
         except lzma.LZMAError as error:
             raise SetError(f"{path} is damaged ({error}); {_CURE}") from error
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdecimal()]
 
 
 def _checked(one: dict[str, Any]) -> dict[str, Any]:

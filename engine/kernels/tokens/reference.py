@@ -15,7 +15,7 @@ LEAST_SCALE = 1e-12
 @functools.cache
 def hadamard(group: int) -> Tensor:
     """Return the matrix [group, group] in float32 that rotates so many columns, a power of 4; it is its own inverse."""
-    four = 0.5 - torch.eye(4).flip(0)
+    four = 0.5 - torch.eye(4, dtype=torch.float32, device="cpu").flip(0)
     turn = four
     while len(turn) < group:
         turn = torch.kron(turn, four)

@@ -66,7 +66,7 @@ def _in_time(z: int) -> Tensor:
     """Return 1 where a convolution's tap in time reads an input tap's sub-frame, else 0: [fold, phase, input tap,
     sub-frame, tap]."""
     plans = _TEMPORAL if z == 2 else _STILL
-    taken = torch.zeros(len(plans), z, 2 if z == 2 else 3, z, 3)
+    taken = torch.zeros(len(plans), z, 2 if z == 2 else 3, z, 3, dtype=torch.float32, device="cpu")
     for fold, phases in enumerate(plans):
         for phase, plan in enumerate(phases):
             for tap, (at, s) in enumerate(plan):
@@ -77,7 +77,7 @@ def _in_time(z: int) -> Tensor:
 def _in_space() -> Tensor:
     """Return the same along rows or columns, and with -1 for the tap that is outside where the output is at that
     border: [inside or border, phase, input tap, sub-sample, tap]."""
-    taken = torch.zeros(2, 2, 2, 2, 3)
+    taken = torch.zeros(2, 2, 2, 2, 3, dtype=torch.float32, device="cpu")
     for phase, tap in itertools.product(range(2), range(3)):
         at, s = divmod(phase - 1 + tap, 2)
         taken[0, phase, at + 1 - phase, s, tap] = 1

@@ -27,7 +27,8 @@ def compose_nearest(conv: Tensor, temporal: bool = False) -> Tensor:
     """Compose conv [K, C, kt, 3, 3] into [4 * z * K, C, kt', 2, 2] in its type, phases (row, column, frame) outermost:
     z and kt' are 2 where frames double too (and kt is 3), else 1 and kt."""
     fold = conv.new_tensor(_FOLD)
-    late = conv.new_tensor(_LATE) if temporal else torch.eye(conv.shape[2]).to(conv)[None]
+    kept = torch.eye(conv.shape[2], dtype=torch.float32, device="cpu").to(conv)[None]
+    late = conv.new_tensor(_LATE) if temporal else kept
     with exact_math(conv.device):
         chosen = torch.einsum("pai,qbj,rel->pqreablij", fold, fold, late)
         return torch.einsum("pqreablij,kclij->pqrkceab", chosen, conv).flatten(0, 3)  # as in compose.py

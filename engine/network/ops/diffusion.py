@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels.blocks import fuses
+from ...kernels.targets import kernels_for
 from ...runtime.pinned import page_locked
 from ..program import Step
 from ..state import State, kept
@@ -283,10 +284,17 @@ class NeighbourDecoder(Step):
 
 
 def _weights(values: dict[Hashable, Any], key: Hashable, block: Block, *others: Any) -> Weights:
-    """Return a block's weights, made for the first clip that needs them. values: those that the State keeps; a station
-    must not hold the State itself, as a circle would keep a clip's memory until it is collected. others: as of
-    `Weights.of`."""
-    return kept(values, key, lambda: Weights.of(block, *others).without(block)).whole(block)
+    """Return a block's weights, made for the first clip that needs them in the order of the kernels that run now.
+
+    Args:
+        values: those that the State keeps; a station must not hold the State itself, as a circle would keep a clip's
+            memory until it is collected.
+        others: as of `Weights.of`.
+    """
+    here = kernels_for(block.attn.qkv.weight.device, "auto")
+    if key in values and values[key][0] != here:
+        del values[key]
+    return kept(values, key, lambda: (here, Weights.of(block, *others).without(block)))[1].whole(block)
 
 
 def _begins(stations: Sequence[Station], size: int) -> list[int]:

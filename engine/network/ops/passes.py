@@ -113,5 +113,5 @@ def _parked(x: Tensor) -> Tensor:
     if x.device.type == "cpu":
         return x
     there = staging(tuple(x.shape), x.dtype)
-    there = torch.empty(x.shape, dtype=x.dtype) if there is None else there
+    there = torch.empty(x.shape, dtype=x.dtype, device="cpu") if there is None else there
     return there.copy_(x, non_blocking=True)

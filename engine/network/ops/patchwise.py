@@ -379,8 +379,8 @@ def waves(patch: int, device: torch.device) -> Tensor:
     """Return the cosines of the pixels of a patch, row by row, float32 [patch^2, 64]: index 8 i + j has frequency i of
     the column and j of the row."""
     # On the CPU, also for the meta device: there torch imports its compiler for this function.
-    place = torch.linspace(0, 1, patch, device="cpu")
-    rates = torch.linspace(0, WAVES, WAVES, device="cpu")
+    place = torch.linspace(0, 1, patch, device="cpu", dtype=torch.float32)
+    rates = torch.linspace(0, WAVES, WAVES, device="cpu", dtype=torch.float32)
     one = torch.cos(torch.pi * place[:, None] * rates)
     made = one[None, :, :, None] * one[:, None, None, :] / (1 + rates[:, None] * rates)
     return made.reshape(patch**2, WAVES**2).to(device)

@@ -88,8 +88,8 @@ class Standardise(Step):
         return self.mean
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        values = torch.zeros(self.width), torch.ones(self.width)
-        return {n: nn.Parameter(v) for n, v in zip((self.mean, self.deviation), values, strict=True)}  # type: ignore[misc]
+        mean, deviation = nn.Parameter(torch.zeros(self.width)), nn.Parameter(torch.ones(self.width))
+        return {self.mean: mean, self.deviation: deviation}  # type: ignore[dict-item]
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         mean, deviation, lower = (v.view(-1, 1, 1, 1) for v in self.pack(part, None, None))

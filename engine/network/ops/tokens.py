@@ -60,8 +60,8 @@ def turns(frames: int, height: int, width: int, head: int, behind: int, device: 
     """Return float32 [tokens, 2, angles] cosines and sines of every token's angles, in order of frame, row and column;
     the last `behind` tokens are not rotated. Positions are the middles of n equal parts of -1..1."""
     rotated = int(head * ROTATED)
-    frequencies = BASE ** -torch.arange(0, 1, 2 * AXES / rotated, dtype=torch.float64)
-    places = [(torch.arange(n, dtype=torch.float64) + 0.5) / n * 2 - 1 for n in (frames, height, width)]
+    frequencies = BASE ** -torch.arange(0, 1, 2 * AXES / rotated, dtype=torch.float64, device="cpu")
+    places = [(torch.arange(n, dtype=torch.float64, device="cpu") + 0.5) / n * 2 - 1 for n in (frames, height, width)]
     grid = torch.stack(torch.meshgrid(*places, indexing="ij"), -1).flatten(0, 2)
     angles = (2 * torch.pi * grid[:, :, None] * frequencies).flatten(1)
     angles = torch.cat((angles, angles.new_zeros(behind, angles.shape[1])))

@@ -209,6 +209,8 @@ def test_diffusers_files_are_the_same(tiny, noise, tmp_path):
     vae = load(path, device="cpu")
     assert (vae.arch, vae.can_encode) == (family, True)
     assert torch.equal(vae.decode_raw(z), expected)
+    for given in (state, Checkpoint(dict(state), {"norm_num_groups": "4"})):  # in memory
+        assert torch.equal(load(given, device="cpu", norm_groups=4).decode_raw(z), expected)
     old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
     for new, name in old.items():
         state = {k.replace(f".attentions.0.{new}.", f".attentions.0.{name}."): v for k, v in state.items()}

@@ -13,12 +13,14 @@ from zerowaste_vae import CheckpointError, InputError, load
 from zerowaste_vae.engine.archs import by_file, detect, latent_space, ltx
 from zerowaste_vae.engine.archs.ltx_diffusion import ARCHITECTURE, KERNELS, LAST_KERNEL, STRIDES, Config, folded
 from zerowaste_vae.engine.bench.calibrate import calibrate
-from zerowaste_vae.engine.kernels.blocks import angles
+from zerowaste_vae.engine.kernels.blocks import angles, feed_forward
+from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
-from zerowaste_vae.engine.kernels.targets import prebuilt
+from zerowaste_vae.engine.kernels.targets import capabilities, prebuilt, using
 from zerowaste_vae.engine.network.ops import block_weights
 from zerowaste_vae.engine.network.ops.block_weights import Weights
 from zerowaste_vae.engine.network.ops.diffusion import NeighbourDecoder, Stage
+from zerowaste_vae.engine.network.ops.diffusion import _weights as weights_of
 from zerowaste_vae.engine.network.ops.neighbours import Attend
 from zerowaste_vae.engine.network.state import State
 from zerowaste_vae.engine.options import DEFAULTS
@@ -133,6 +135,11 @@ def test_noise(small, noise):
         small.decode(z[:1], noise=0.1)
 
 
+def block_weights_in(kept):
+    """Blocks' weights among what a component keeps; each is there with the kernels that it was made for."""
+    return [w for one in kept.values() if isinstance(one, tuple) for w in one if isinstance(w, Weights)]
+
+
 def test_weights_are_made_once(tiny_ltx25, noise, monkeypatch):
     """What a block's products take is made for the first clip and kept until the weights change or are released; it
     holds no parameter, and nothing else of a clip stays."""
@@ -149,7 +156,7 @@ def test_weights_are_made_once(tiny_ltx25, noise, monkeypatch):
     finally:
         gc.enable()
     (_, kept), parameters = vae._plain._kept["decoder"], {id(p) for p in vae.model.parameters()}
-    large = [t for w in kept.values() if isinstance(w, Weights) for t in (w.qkv, w.proj, w.down, *(w.gates or ()))]
+    large = [t for w in block_weights_in(kept) for t in (w.qkv, w.proj, w.down, *(w.gates or ()))]
     assert all(t is None or id(t) not in parameters for t in large) and None in large
     with torch.no_grad():
         vae.model.decoder.det_stages[0][0].attn.proj.bias.add_(1.0)
@@ -168,8 +175,33 @@ def test_weights_in_any_mode(tiny_ltx25, noise, first, second):
         frames = vae.decode(z)
     with second():
         assert torch.equal(vae.decode(z), frames)
-    kept = [w for w in vae._plain._kept["decoder"][1].values() if isinstance(w, Weights)]
+    kept = block_weights_in(vae._plain._kept["decoder"][1])
     assert kept and not any(w.norm1.is_inference() or w.qkv_bias.requires_grad for w in kept)
+
+
+def test_weights_of_other_kernels():
+    """What is kept has the order of the kernels that it was made for: others take the weights made anew, and launch
+    only kernels that they have. One of the two is in memory at a time."""
+    triton, other = capabilities("H200", 90, (3, 6)), prebuilt("H200", 90, "C")
+    with torch.device("meta"):
+        block = block_weights.Block(256, 64).to(torch.bfloat16)
+    norms, kept = block_weights.Norms.of([block])[0], {}
+    fed = []
+    for here in (triton, other, other, triton):
+        with using(here):
+            weights = weights_of(kept, "a block", block, norms)
+            fed.append((weights.fed, _weights_kept_once(kept, weights)))
+            if weights.fed:
+                x = torch.empty(128, 256, dtype=torch.bfloat16, device="meta")
+                with recording(here) as calls:
+                    feed_forward(x, weights.gates[0], None, 1e-6, weights.down, (x, weights.proj, weights.proj_bias))
+                assert [call.kernel for call in calls] == ["blocks.feed_kernel"]
+    assert fed == [(True, True), (False, True), (False, True), (True, True)]
+
+
+def _weights_kept_once(kept, weights):
+    one, = block_weights_in(kept)
+    return one.norm1 is weights.norm1
 
 
 def test_weights_of_another_stream(small, monkeypatch):
@@ -217,6 +249,10 @@ def test_gates_of_older_files(tiny_ltx25, tmp_path, noise):
     expected = load(tiny_ltx25, device="cpu").decode(z)
     made = load(tmp_path / "older.safetensors", device="cpu").decode(z)
     torch.testing.assert_close(made, expected, rtol=0, atol=1e-4)
+    rounded = load(tmp_path / "older.safetensors", "bf16", "cpu")  # a rerun in fp32 reads the file the same way
+    exact = load(tmp_path / "older.safetensors", "fp32", "cpu").model.state_dict()
+    again = rounded.source.weights(rounded.model, torch.float32)
+    assert all(torch.equal(again[name], t) for name, t in exact.items())
 
 
 @pytest.mark.parametrize("kind, least", [("int8", 40.0), ("fp8", 34.0)])

@@ -67,6 +67,7 @@ def test_bits(noise, sampling, all_passes):
             told = []
             made = vae.decode(z, plan=in_passes(vae, z, count), progress=lambda *at, told=told: told.append(at))
             assert torch.equal(made, whole)
+            assert not any(vae.last_report.events.values())  # no part of a piece is one that was made again
             assert told == sorted(set(told)) and told[-1] == (latents, latents)
     parts = list(vae.stream(z, plan=in_passes(vae, z, 3), start=3, frames=11))
     assert len(parts) > 1 and torch.equal(torch.cat(parts, 1), whole[:, 3:14])

@@ -39,9 +39,15 @@ def test_extra_name(small_files, family):
     "quantize.embedding.weight", "vocoder.resblocks.0.convs1.0.weight",
 ])  # fmt: skip
 @pytest.mark.parametrize("family", ["flux", "sd", "wan2.1", "hunyuanvideo"])
-def test_one_tensor_too_many_changes_nothing(small_files, family, extra):
+def test_one_tensor_too_many(small_files, family, extra):
+    """It makes no file another family's: it is named, unless it belongs to another part of a checkpoint."""
     whole = small_files[family]
-    vae = loaded({extra: torch.zeros(7), **whole.tensors}, whole.metadata)
+    tensors = {extra: torch.zeros(7), **whole.tensors}
+    if extra not in whole.tensors and not extra.startswith("vocoder."):
+        with pytest.raises(CheckpointError, match=f"the network {family} would leave out 1 of its .* {extra};"):
+            loaded(tensors, whole.metadata)
+        return
+    vae = loaded(tensors, whole.metadata)
     assert vae.arch == family
     z = torch.randn(1, vae.model.config.latent_channels, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     assert torch.equal(vae.decode_raw(z), loaded(whole.tensors, whole.metadata).decode_raw(z))
@@ -114,7 +120,10 @@ def test_hunyuanvideo_under_diffusers_names(tmp_path, shared):
     attention = re.compile(r"attentions\.0\.to_\w+(\.0)?\.weight")  # as linear layers there
     renamed = {n: t.flatten(1) if attention.search(n) else t for n, t in renamed.items()}
     assert "decoder.up_blocks.1.resnets.0.conv1.conv.weight" in renamed and len(renamed) == len(weights)
-    save_file({**renamed, "decoder.up_blocks.4.something": torch.zeros(1)}, tmp_path / "a.safetensors")
+    save_file({**renamed, "decoder.up_blocks.4.something": torch.zeros(1)}, tmp_path / "b.safetensors")
+    with pytest.raises(CheckpointError, match=r"decoder\.up_blocks\.4\.something"):
+        load(tmp_path / "b.safetensors", device="cpu")
+    save_file(renamed, tmp_path / "a.safetensors")
     vae = load(tmp_path / "a.safetensors", device="cpu")
     state = vae.model.state_dict()
     assert vae.arch == "hunyuanvideo" and state.keys() == weights.keys()
@@ -131,12 +140,20 @@ def test_wan_diffusers(tmp_path, small_files):
 
     whole = small_files["wan2.1"].tensors
     renamed = {wan_to_diffusers(n): t for n, t in whole.items()}
-    more = {n: torch.zeros(2) for n in ("latents_mean", "decoder.mid_block.attentions.0.extra.weight", "loss.logvar")}
+    more = {n: torch.zeros(2) for n in ("decoder.mid_block.attentions.0.extra.weight", "loss.logvar")}
     save_file({**renamed, **more}, tmp_path / "a.safetensors")
-    read = read_checkpoint(tmp_path / "a.safetensors").tensors
-    assert read.keys() == whole.keys() | more.keys()
+    assert read_checkpoint(tmp_path / "a.safetensors").tensors.keys() == whole.keys() | more.keys()
+    with pytest.raises(CheckpointError, match=r"1 of its tensors: decoder\.mid_block\.attentions\.0\.extra\.weight;"):
+        load(tmp_path / "a.safetensors", device="cpu")
+    save_file({**renamed, "loss.logvar": torch.zeros(2)}, tmp_path / "b.safetensors")
     z = torch.randn(1, 16, 2, 4, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(load(tmp_path / "a.safetensors", device="cpu").decode_raw(z), loaded(whole).decode_raw(z))
+    assert torch.equal(load(tmp_path / "b.safetensors", device="cpu").decode_raw(z), loaded(whole).decode_raw(z))
+    assert torch.equal(loaded(renamed).decode_raw(z), loaded(whole).decode_raw(z))  # given as tensors
+    both = {**renamed, "decoder.head.0.gamma": torch.zeros(2)}
+    save_file(both, tmp_path / "c.safetensors")
+    for refused in (lambda: load(tmp_path / "c.safetensors", device="cpu"), lambda: loaded(both)):
+        with pytest.raises(CheckpointError, match=r"decoder\.\S+ and decoder\.\S+ are two names of one tensor"):
+            refused()
 
 
 @pytest.mark.parametrize(
@@ -147,7 +164,7 @@ def test_wan_diffusers(tmp_path, small_files):
          "a VQ model"),
         (lambda t: {**{n: x for n, x in t.items() if not n.startswith("encoder.")},
                     "quantize.embedding.weight": torch.zeros(64, 16)}, "a VQ model"),
-        (lambda t: {**t, "decoder.up.3.attn.0.q.weight": torch.zeros(16, 16, 1, 1)}, "attention of their own"),
+        (lambda t: {**t, "decoder.up.3.attn.0.q.weight": torch.zeros(16, 16, 1, 1)}, "decoder keys are missing"),
     ],
 )  # fmt: skip
 def test_same_names(small_files, change, says):
@@ -168,6 +185,20 @@ def test_same_names(small_files, change, says):
         (["blocks.0.attn.lora_A.weight"], "a LoRA"),
         (["down_blocks.0.resnets.0.conv1.weight"], "under diffusers' names"),
         (["quantize.embedding.weight", "decoder.blocks.0.weight"], "a VQ model"),
+        (["decoder.temp_conv_in.weight", "decoder.temp_conv_out.weight", "encoder.conv_in.weight",
+          "decoder.up_blocks.0.upsamplers.0.conv.weight", "decoder.up_blocks.0.resnets.0.conv1.weight"],
+         "Allegro's video VAE"),
+        (["latents_mean", "latents_std", "decoder.mid.block_1.conv1.conv.weight"], "an audio VAE"),
+        (["latents_mean", "latents_std", "decoder.transformer_blocks.0.scale1", "decoder.transformer_blocks.0.scale2",
+          "decoder.transformer_blocks.0.attn.to_q.weight", "decoder.proj_in.weight"],
+         "MiniMax H3's VAE under diffusers' names (take the file with the original ones)"),
+        (["decoder.conv_in_x_t.weight", "latents_mean", "latents_std",
+          *(f"decoder.det_stages.0.0.attn.to_{part}.weight" for part in "qkv")],
+         "LTX-2.5's diffusion decoder under diffusers' names"),
+        (["decoder.mid.block_1.conv1.conv.weight", "decoder.mid.block_1.conv2.conv.weight",
+          "decoder.mid.attn_1.norm.norm.weight", "decoder.mid.attn_1.q.conv.weight"], "VidTok"),
+        (["encoder.down_blocks.1.downsamplers.0.conv.weight", "encoder.down_blocks.0.downsamplers.0.conv.weight",
+          "decoder_unet.conv_in.weight", "decoder_unet.time_proj.weight"], "a consistency decoder"),
     ],
 )  # fmt: skip
 def test_other_files_are_named_in_one_line(names, says):

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine.checkpoints import convert_checkpoint, read_checkpoint, reading
 from zerowaste_vae.engine.errors import CheckpointError
+from zerowaste_vae.engine.loader import load
 
 SAMPLES = {
     "wan21.pig_fp32-f16": ("wan2.1", 0.0),
@@ -158,8 +159,13 @@ def test_one_shard_is_not_a_checkpoint(tmp_path):
 
 def test_names_cannot_break_the_one_line(save):
     item = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
-    message = refusal(save(raw_safetensors({"bad\nname\x1b[31m": item}, struct.pack("<f", float("nan")))))
-    assert "\x1b" not in message
+    bad = "bad\nname\x1b[31m\u202edne\u200b"
+    message = refusal(save(raw_safetensors({bad: item}, struct.pack("<f", float("nan")))))
+    assert "bad name?[31m?dne? contains NaN" in message
+    keys = raw_safetensors({bad + "x" * 5000: item}, struct.pack("<f", 1))
+    with pytest.raises(CheckpointError) as raised:
+        load(save(keys), device="cpu")
+    assert "bad name?[31m?dne?x" in str(raised.value) and len(str(raised.value)) < 2000
 
 
 def test_places_that_are_no_files(tmp_path, monkeypatch):

@@ -102,6 +102,22 @@ def test_int8_described_by_metadata(tmp_path):
         assert "a.weight is quantised in a way" in refusal(path)
 
 
+@pytest.mark.parametrize("name", [
+    "weight_scale_inv", "weight_quantizer._scale", "weights_scaling_factor", "scale", "weight.scale", "scales",
+    "weight_quantizer._amax", "input_quantizer._amax",
+])  # fmt: skip
+def test_scales_under_other_programs_names_are_refused(tmp_path, name):
+    """Whether such a tensor multiplies, divides or means something else is for that program to know."""
+    path = tmp_path / "a.safetensors"
+    weight = torch.ones(4, 4).to(torch.float8_e4m3fn)
+    # Modules inside one with a weight of its own are no scales of it.
+    tensors = {"a.conv.weight": weight, "a.conv.bias": torch.ones(4), "a.conv.mix.weight": torch.ones(3)}
+    save_file(tensors, path)
+    assert read_checkpoint(path).tensors.keys() == tensors.keys()
+    save_file(tensors | {f"a.conv.{name}": torch.ones(1)}, path)
+    assert f"a.conv.{name} lies beside the 8-bit weight a.conv.weight" in refusal(path)
+
+
 def test_names_tell_of_codes():
     """In a file and in a network's state; H3's own scales are weights."""
     for name in ("a.comfy_quant", "a.weight_scale", "a.scale_weight", "a.weight_s_rel"):

@@ -125,7 +125,7 @@ def test_quiet_prints_nothing(run, latent):
 def test_a_batch_needs_a_choice_for_a_clip(run, vae, noise):
     write_latent("l.safetensors", noise(3, 16, 1, 2, 2))
     one_error(run("decode", "l.safetensors", "a.mp4", "--vae", "{vae}"), "holds 3 clips", "--item")
-    one_error(run("decode", "l.safetensors", "a.mp4", "--vae", "{vae}", "--item", 3), "--item 3", "3 clip(s)")
+    one_error(run("decode", "l.safetensors", "a.mp4", "--vae", "{vae}", "--item", 3), "--item 3", "3 clips")
     assert run("decode", "l.safetensors", "frames", "--vae", "{vae}", "--item", 1)[0] == 0
     expected = vae.decode(read_latent("l.safetensors")[1:2], output="uint8")
     assert torch.equal(read_video("frames")[0].mul(255).round().byte(), expected[0])

@@ -16,6 +16,20 @@ def test_a_plan_for_a_card_that_is_not_here(capsys):
     assert plan.startswith(" 13.00 GB: fused kernels, untiled, ")
 
 
+@pytest.mark.parametrize("asked, bare", [
+    (("--weights", "hunyuanvideo"), True), (("--weights", "wan2.1", "--encode"), True),
+    (("--weights", "wan2.1"), False),
+])  # fmt: skip
+def test_blended_tiles_without_kernels_are_said(capsys, asked, bare):
+    """Not kernels and their speed, and then plain torch."""
+    tiles = ["--tiling", "blended", "--tile", "256", "--vram-gb", "12", "--card", "RTX 4090"]
+    assert main(["plan", "--size", "512x320", "--frames", "9", *asked, *tiles]) == 0
+    _, card, plan = capsys.readouterr().out.splitlines()
+    assert (": plain torch, " in plan) == bare and ("fused kernels" in plan) != bare
+    assert card.endswith("plain torch runs blended tiles of this component") == bare
+    assert ("ms a frame" in card) != bare
+
+
 def test_table_and_json(capsys):
     assert main(["plan", "--size", "640x360", "--table", "--ram-gb", "4", "--json", "--output", "uint8"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -95,7 +109,7 @@ def test_unfusable_widths_planned_plain(capsys, make_vae_file, precision):
         (["--size", "64x64", "--frames", "0", "--vram-gb", "1"], "--frames 0"),
         (["--size", "64x64", "--precision", "half", "--vram-gb", "1"], "--precision half"),
         (["--size", "64x64", "--output", "int8", "--vram-gb", "1"], "output='int8' is not one of"),
-        (["--size", "64x64", "--vram-gb", "-1"], "vram_gb=-1.0 is not a size"),
+        (["--size", "64x64", "--vram-gb", "-1"], "vram_gb=-1.0 is below 0"),
         (["--size", "64x64", "--vram-gb", "1", "--ram-gb", "nan"], "ram_gb=nan is not a size"),
         (["--size", "64x64", "--weights", "none", "--vram-gb", "1"], "--weights none is no family; there are seedvr2"),
         (["--size", "64x64", "--weights", "flux", "--vae", "a.gguf", "--vram-gb", "1"], "a file is named too"),

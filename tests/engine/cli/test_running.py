@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import logging
+import os
 import re
 import sys
 import threading
@@ -109,3 +111,15 @@ def test_no_report_is_said(asked, tmp_path, monkeypatch, caplog, vae_file):
     monkeypatch.chdir(tmp_path)
     running.give_report(load(vae_file, device="cpu"), argparse.Namespace(**asked))
     assert "no report: this process has computed nothing" in caplog.text and not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("buffering", [-1, 1 << 20])
+def test_an_output_that_is_full_is_named(monkeypatch, capsys, buffering):
+    """Also where it is written only at the end."""
+    with open("/dev/full", "w", buffering) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["plan", "--size", "64x64", "--frames", "5", "--vram-gb", "2"]) == 2
+        monkeypatch.undo()
+    error = f"zerowaste-vae: error: standard output: cannot be written ({os.strerror(errno.ENOSPC)})"
+    assert capsys.readouterr().err.splitlines()[-1] == error

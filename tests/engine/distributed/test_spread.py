@@ -171,7 +171,7 @@ def test_which_devices(vae, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     own = torch.device("cuda", 1)
     assert [d.index for d in resolve("all", own)] == [1, 0, 2]
-    for wrong, says in (("cuda:3", "torch sees 3"), ("nonsense", "not a device"), ([], "names none")):
+    for wrong, says in (("cuda:3", "torch sees: 3"), ("nonsense", "not a device"), ([], "names none")):
         with pytest.raises(InputError, match=says):
             resolve(wrong, CPU)
     with pytest.raises(InputError, match="name that too"):

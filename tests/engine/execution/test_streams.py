@@ -46,6 +46,24 @@ def test_decode_stream(make_vae, noise, small_blocks, fused, options):
     assert vae.last_report.complete and vae.last_report.clip[1] == whole.shape[1]
 
 
+def refilled(pieces):
+    """Readers of cameras and videos fill one buffer again and again."""
+    buffer = torch.empty_like(pieces[0])
+    for piece in pieces:
+        yield buffer.copy_(piece)
+    buffer.zero_()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_frames_are_copied_when_they_are_taken(make_vae, noise, dtype, size):
+    vae, x = make_vae(fused=True), video(noise, 9)
+    x = x if dtype == torch.float32 else (255 * x).to(dtype)
+    pieces = list(x if size == 1 else x.split(size))
+    latents = joined(vae.encode_stream(refilled(pieces), count=9), 2)
+    assert torch.equal(latents, vae.encode(x))
+
+
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("options", [{}, TILES])
 @pytest.mark.parametrize("frames", [1, 11])
@@ -55,7 +73,7 @@ def test_encode_stream(make_vae, noise, small_blocks, fused, options, frames):
     whole = vae.encode(x, chunk=1, **options)
     one_by_one = vae.encode_stream(iter(x), chunk=1, progress=lambda n, total: seen.append((n, total)), **options)
     assert torch.equal(joined(one_by_one, 2), whole)
-    assert [total for _, total in seen] == [0] * len(seen) and vae.last_report.clip[1] == frames
+    assert [total for _, total in seen] == [0] * len(seen) and vae.last_report.clip[1] == vae.frames(whole.shape[2])
     seen.clear()
     by_threes = vae.encode_stream(x.split(3), count=frames, chunk=1, progress=lambda *n: seen.append(n), **options)
     assert torch.equal(joined(by_threes, 2), whole)

@@ -198,3 +198,21 @@ def test_second_way(here, monkeypatch):
     assert made == modes.Mode("int8", False, "set A of the prebuilt kernels has no fp8 products: int8 runs instead")
     here(86, "A")
     assert not targets.has_fp8(GPU) and not targets.has_fp8(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("name", "hip", "why"), [
+    ("AMD Radeon RX 7900 XTX [ZLUDA]", None, "ZLUDA runs the torch operators"),
+    ("AMD Radeon RX 7900 XTX", "6.2", "AMD GPUs run the torch operators"),
+])  # fmt: skip
+@pytest.mark.parametrize("asked", ["auto", "A", "triton"])
+def test_amd_cards_run_plain_torch(monkeypatch, name, hip, why, asked):
+    """ZLUDA's say that they are NVIDIA's of capability 8.8. Nothing else is tried, and one line says why."""
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 8))
+    monkeypatch.setattr(targets, "triton_version", lambda: (3, 6))
+    targets._ways.cache_clear()
+    (only,), fp8 = targets.ways(torch.device("cuda", 0), asked), targets.has_fp8(torch.device("cuda", 0), asked)
+    targets._ways.cache_clear()
+    assert not only.kernels and not fp8 and only.notes == (why,) and only.words == f"plain torch ({why})"

@@ -1,13 +1,16 @@
 """Latent files: our own, ComfyUI's, collapsed ones, and those that must be refused."""
 
+import errno
 import json
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.engine.media.latents import LatentFile, latent_metadata, read_latent, write_latent
+from zerowaste_vae.engine.media.latents import LatentFile, LatentWriter, latent_metadata, read_latent, write_latent
 
 
 def test_round_trip_with_notes(tmp_path):
@@ -163,3 +166,20 @@ def test_a_batch_that_is_one_clip(tmp_path):
     write_latent(tmp_path / "x.safetensors", z)
     with pytest.raises(InputError, match="save it with five axes"):
         read_latent(tmp_path / "x.safetensors", 4, joined=True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk_is_named_at_close(tmp_path, monkeypatch):
+    """What waits in memory is written then; a first error is not hidden by it."""
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: open("/dev/full", "w+b", 1 << 20))  # noqa: SIM115
+    for error in (None, InputError("the first")):
+        with pytest.raises((OSError, InputError)) as raised, LatentWriter(tmp_path / "a.safetensors") as writer:
+            writer.write(torch.zeros(1, 4, 1, 2, 2))
+            if error is not None:
+                raise error
+        if error is not None:
+            assert raised.value is error
+        else:
+            assert raised.value.filename == str(tmp_path / "a.safetensors")
+            assert raised.value.strerror == f"cannot be written ({os.strerror(errno.ENOSPC)})"
+    assert not list(tmp_path.iterdir())

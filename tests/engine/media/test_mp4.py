@@ -54,6 +54,13 @@ def test_part_file_plays(path):
         assert (stream.codec_context.color_primaries, stream.codec_context.color_trc) == (1, 1)
 
 
+def test_frames_are_copied_when_they_are_taken(path):
+    """They wait for the encoder, and an iterable may fill one buffer again and again."""
+    buffer = torch.empty(48, 64, 3)
+    write_mp4(path, (buffer.copy_(frame) for frame in ramp(40)), 12)
+    assert numbers(path) == counted(40)
+
+
 @pytest.mark.parametrize("codec", list(CODECS))
 @pytest.mark.parametrize("pixels", ["yuv420p", "yuv444p10"])
 def test_a_file_goes_on_where_it_has_stopped(path, codec, pixels):
@@ -163,9 +170,8 @@ def no_locks(*_):
     raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
-@pytest.mark.parametrize("fcntl", [None, SimpleNamespace(flock=no_locks, LOCK_EX=2, LOCK_NB=4)])
-def test_what_nobody_can_lock_is_written(path, monkeypatch, fcntl):
-    monkeypatch.setitem(sys.modules, "fcntl", fcntl)
+def test_what_nobody_can_lock_is_written(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", SimpleNamespace(flock=no_locks, LOCK_EX=2, LOCK_NB=4))
     first, second = write(path, ramp(30)), write(path, ramp(30, 30), resume=True)
     with pytest.raises(InputError, match=r"clip\.part\.mp4: holds 60 frames, not 30: another run has written to it"):
         first.finish()

@@ -11,8 +11,10 @@ import torch
 from zerowaste_vae import InputError
 from zerowaste_vae.engine.media.mp4 import Format
 from zerowaste_vae.engine.media.mp4_finish import check_audio
+from zerowaste_vae.engine.media.sound import read_sound
 
 from .numbered import counted, numbers, ramp, write
+from .stamped import STAMPED, levels, stamped
 
 
 @pytest.fixture
@@ -85,6 +87,32 @@ def test_sound_begins_with_the_first_picture(path, tmp_path, kind, offset):
     for start in (0, 0.5):
         write(path, ramp(20), form=Format(Fraction(10))).finish(tmp_path / "source", Fraction(start))
         assert clicked(path) == pytest.approx(1 - start, abs=0.02)
+
+
+@pytest.mark.parametrize("codec", ["pcm_s16le", "flac"])
+@pytest.mark.parametrize("case", STAMPED)
+def test_every_time_stamp_of_sound_counts(path, tmp_path, case, codec):
+    """Holes, overlaps and a late beginning: of sound that is encoded anew, and of packets taken over as they are."""
+    blocks, want = STAMPED[case]
+    stamped(tmp_path / "a.mkv", blocks, codec=codec)
+    write(path, ramp(48)).finish(tmp_path / "a.mkv")
+    sound, rate = read_sound(path)
+    held, _ = read_sound(tmp_path / "a.mkv")
+    assert levels(sound, rate, want) == pytest.approx(levels(held, rate, want), abs=0.11)
+    loud = [(s[0].abs() > 0.5).nonzero() / rate for s in (sound, held)]
+    for end in (0, -1):
+        assert loud[0][end].item() == pytest.approx(loud[1][end].item(), abs=0.02)
+
+
+def test_a_file_that_cannot_be_read_is_named(path, tmp_path):
+    """Not the output, which can be written."""
+    clicks(tmp_path / "source", "mp4", 0)
+    writer = write(path, ramp(12))
+    (tmp_path / "source").unlink()
+    with pytest.raises(InputError, match=r"source: cannot be read \(No such file"):
+        writer.finish(tmp_path / "source")
+    assert writer.part.exists()
+    writer.discard()
 
 
 def test_sound_is_reencoded(path, tmp_path):

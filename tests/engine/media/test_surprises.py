@@ -104,9 +104,10 @@ def test_a_matroska_that_is_cut_off_is_said(tmp_path, caplog):
 
 def test_images_that_hold_more_than_is_read(tmp_path, caplog):
     picture = Image.fromarray(corners())
-    for name in ("a.png", "a.webp", "a.tif"):
+    (tmp_path / "folder").mkdir()
+    for name, source in (("folder/a.webp", "folder"), ("a.tif", "a.tif")):  # an animation is a clip by itself alone
         picture.save(tmp_path / name, save_all=True, append_images=[picture.transpose(Image.Transpose.ROTATE_180)])
-        assert len(list(Clip(tmp_path / name))) == 1
+        assert len(list(Clip(tmp_path / source))) == 1
         assert f"{name}: holds 2 pictures, and only the first is read" in caplog.text
     context = av.CodecContext.create("png", "w")
     context.width, context.height, context.pix_fmt, context.time_base = 48, 32, "rgb48be", Fraction(1, 25)

@@ -12,7 +12,7 @@ from zerowaste_vae.engine.network.ops.tokens import turns
 from zerowaste_vae.engine.network.products import Product, product
 from zerowaste_vae.engine.network.tokens import LayerWeights, TokenNetwork, tiles_together
 from zerowaste_vae.engine.planning.native_options import layer_bytes
-from zerowaste_vae.engine.precision.modes import Mode, scaled_mode, why_no_products
+from zerowaste_vae.engine.precision.modes import Mode, remembered, scaled_mode, why_no_products
 
 CPU = torch.device("cpu")
 LAYERS = 5
@@ -127,6 +127,28 @@ def test_positions_are_the_middles_of_equal_parts():
     angles = torch.cat([2 * torch.pi * place * frequencies for place in (0.5, 0.0, 0.25)])
     assert torch.allclose(table[6], torch.stack((angles.cos(), angles.sin())), atol=1e-6)
     assert torch.equal(table[8], torch.stack((torch.ones(24), torch.zeros(24))))
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUBLAS_ALLOC_FAILED")])
+def test_a_full_card_is_no_missing_product(monkeypatch, error):
+    """A card is full while a VAE is loaded: that says nothing of its products, and the next question is asked there."""
+    trouble, made = [error], {name: getattr(torch, name) for name in ("ones", "empty")}
+    for name, make in made.items():
+        monkeypatch.setattr(torch, name, lambda *size, device, make=make, **kind: make(*size, device=CPU, **kind))
+
+    def product(*given, out):
+        if trouble:
+            raise trouble[0]
+        return out
+
+    monkeypatch.setattr(torch, "_int_mm", product)
+    ask = remembered(why_no_products.__wrapped__)
+    assert ask("int8", torch.device("cuda", 0)) is None
+    trouble[:] = [RuntimeError("not implemented")]
+    assert ask("int8", torch.device("cuda", 0)).endswith("no such products here: not implemented")
+    trouble.clear()
+    assert "not implemented" in ask("int8", torch.device("cuda", 0))  # that is an answer, and is kept
+    assert ask("int8", torch.device("cuda", 1)) is None
 
 
 def test_what_torch_lacks_is_said(monkeypatch):

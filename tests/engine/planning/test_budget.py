@@ -1,5 +1,7 @@
 """Find the memory target."""
 
+import sys
+
 import pytest
 import torch
 from zerowaste_vae.engine.planning import budget
@@ -46,6 +48,19 @@ def test_cuda_target(monkeypatch, free, reserved, allocated, asked, expected):
         assert room is None  # the user's word is not raised
     else:
         assert room == {16: 15.5, 10: 9.5, 12: 13.5}[free] * GIB
+
+
+@pytest.mark.parametrize(("card", "kept"), [(16, 700), (15.5, 700), (15, 600), (12, 600), (4, 600)])
+def test_windows_keeps_more_free(monkeypatch, card, kept):
+    """As much as ComfyUI keeps there, where the user names no target: the default and what `auto` raises it to."""
+    here, free = budget.Machine(GPU, int(card * GIB), None), int(card * GIB) - (kept << 20)
+    usual, named = here.room(None), here.target(40, None)
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert here.room(None) == free < usual
+    assert here.target(None, None) == (min(free, int(0.8125 * card * GIB)), "card")
+    assert here.target(40, None) == named == (usual, "vram_gb")
+    busy = budget.Machine(GPU, int(card * GIB), None, others=GIB)
+    assert busy.room(None) == free - GIB and busy.target(None, None)[0] == min(free - GIB, int(0.8125 * card * GIB))
 
 
 def test_plan_before_a_run():

@@ -44,6 +44,7 @@ def machine(monkeypatch):
     for module in (sets, launches, choice):
         monkeypatch.setattr(module, "library", lambda: library)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(choice, "_cuda", lambda: None)
     monkeypatch.setattr(targets, "_off", {})
     monkeypatch.setattr(dispatch, "_tried", set())
     monkeypatch.setattr(dispatch, "_run", lambda device, here: launched.append(here.way))
@@ -92,6 +93,41 @@ def test_missing_8_bit_kernel(machine):
     machine.library.lacks = [("A", "*i8")]
     assert machine(86, None).of("decoder").way == "A"
     assert not machine(86, None, Mode("int8")).of("decoder").kernels
+
+
+@pytest.mark.parametrize("covered", [True, False])
+def test_a_driver_that_is_too_old_for_a_use(machine, monkeypatch, covered):
+    """A set's kernels in fp8 are in a newer PTX than its others: each use by itself, before anything is loaded, and the
+    line names the driver that is needed. Projections do not ask this machine's driver."""
+    library = machine.library
+    uses = {kind: launches.use_id(DEFAULT, DEFAULT.published.config, "decoder", torch.float16, DEFAULTS, kind, False)
+            for kind in (None, "fp8")}  # fmt: skip
+    library.covered = {("B", use) for use in uses.values()} if covered else frozenset()
+    library.lacks = [("A", "*fp8")]
+    library.versions = lambda form: {"8.5", "8.7"} if form == "B" else {"8.5"}
+    asked = []
+
+    def version(form, use, wanted):
+        asked.append(use)
+        assert covered or wanted()
+        return "8.7" if use == uses["fp8"] else "8.5"
+
+    library.version = version
+    monkeypatch.setattr(choice, "_cuda", lambda: 12060)
+    assert machine(89, None).of("decoder").words == "prebuilt kernels, set B"
+    eight = machine(89, None, Mode("fp8"))
+    assert not eight.of("decoder").kernels and machine.launched == ["B"]
+    assert eight.lacks("decoder").startswith(
+        "prebuilt kernels for this need NVIDIA's driver 570 or newer (CUDA 12.8), this one has CUDA 12.6; set A la")
+    assert asked == [uses[None], uses["fp8"]]
+    assert project(eight._walk, "decoder", "a card", 89, Mode("fp8")).way == "B"
+    monkeypatch.setattr(choice, "_cuda", lambda: 12040)
+    old = machine(89, None).of("decoder")
+    assert old.words == ("plain torch (prebuilt kernels for this need NVIDIA's driver 555 or newer (CUDA 12.5), "
+                         "this one has CUDA 12.4; Triton is not installed)")  # fmt: skip
+    monkeypatch.setattr(choice, "_cuda", lambda: 12080)  # reads all, so that no text is looked into
+    asked.clear()
+    assert machine(89, None, Mode("fp8")).of("decoder").way == "B" and asked == []
 
 
 def test_damaged_files_are_a_reason(machine):

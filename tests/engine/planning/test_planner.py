@@ -69,7 +69,7 @@ def test_odd_options_are_refused(vae):
         plan(vae, chunk=-1)
     with pytest.raises(InputError, match="overlap=64"):
         plan(vae, tiling="blended", tile=64, overlap=64)
-    for tile, why in ((-3, "negative"), (8, "too small")):
+    for tile, why in ((-3, "below 0"), (8, "too small")):
         with pytest.raises(InputError, match=f"tile={tile} is {why}"):
             plan(vae, tiling="exact", tile=tile)
 
@@ -82,7 +82,7 @@ def test_plain_exact_tiles(vae, caplog, monkeypatch):
 
 
 def test_describe_names_the_choice(vae):
-    assert plan(vae).describe().startswith("plain torch, untiled, 4 latent(s) per chunk, about ")
+    assert plan(vae).describe().startswith("plain torch, untiled, 4 latents per chunk, about ")
     assert "blended tiles" in plan(vae, tiling="blended", tile=96, overlap=32).describe()
 
 

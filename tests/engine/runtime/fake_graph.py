@@ -39,6 +39,7 @@ class FakeGraph:
     made: ClassVar[list] = []
     busy: ClassVar[float | None] = 0.0
     failing: ClassVar[set] = set()
+    error: ClassVar[type] = torch.OutOfMemoryError
 
     def __init__(self, device, pool):
         self.calls = []
@@ -47,7 +48,7 @@ class FakeGraph:
 
     def record(self, work):
         if "record" in FakeGraph.failing:
-            raise torch.OutOfMemoryError("injected: record")
+            raise FakeGraph.error("injected: record")
         recorder = _Recorder()
         try:
             # In inference mode some operators arrive whole, and would be taken for views.
@@ -61,7 +62,7 @@ class FakeGraph:
 
     def replay(self):
         if "replay" in FakeGraph.failing:
-            raise torch.OutOfMemoryError("injected: replay")
+            raise FakeGraph.error("injected: replay")
         self.replays += 1
         for func, args, kwargs, out in self.calls:
             again = func(*args, **kwargs)

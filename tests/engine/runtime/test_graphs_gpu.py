@@ -4,10 +4,11 @@ import gc
 import math
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae import Cancelled
+from zerowaste_vae import Cancelled, demo_vae_path, load
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.runtime import context as run_module
 from zerowaste_vae.engine.runtime import graph_rule, graphs
@@ -180,6 +181,34 @@ def test_recording_that_fails(tiny, noise, monkeypatch, trouble):
     for _ in range(3):
         assert torch.equal(tiny.decode(z), expected)
     assert replayed(tiny)[0] == replayed(tiny)[1]
+
+
+@pytest.mark.parametrize("asked_by", ["option", "environment"])
+def test_kernels_in_turns(noise, monkeypatch, asked_by):
+    """Sets of kernels round differently: each turn has the bits of a VAE that never ran another one, also where chunks
+    are replayed, and the report names the set that ran."""
+    monkeypatch.setattr(graphs, "pays", lambda *_: True)
+    monkeypatch.delenv("ZEROWASTE_KERNELS", raising=False)
+    z, turns = noise(1, 16, 5, 8, 8), ("A", "C", "triton")
+    expected = {}
+    for kernels in turns:
+        fresh = load(demo_vae_path(), "fp16", "cuda").with_options(replace(DEFAULTS, kernels=kernels))
+        expected[kernels] = fresh.decode(z, chunk=1), fresh.last_report.kernels
+        fresh.release()
+    if len({words for _, words in expected.values()}) < 2:
+        pytest.skip("no two sets of kernels run here")
+    vae, counts = load(demo_vae_path(), "fp16", "cuda"), []
+    for kernels in (*turns, *turns):
+        if asked_by == "option":
+            vae.options = replace(vae.options, kernels=kernels)
+        else:
+            monkeypatch.setenv("ZEROWASTE_KERNELS", kernels)
+        for _ in range(2):
+            frames, words = vae.decode(z, chunk=1), vae.last_report.kernels
+            assert torch.equal(frames, expected[kernels][0]) and words == expected[kernels][1], kernels
+            counts.append(replayed(vae)[0])
+    assert all(counts[1::2])
+    vae.release()
 
 
 def test_cancelled_between_replays(tiny, noise):

@@ -1,16 +1,25 @@
 """Outputs appear complete or not at all."""
 
 import errno
+import io
 import os
+import re
 import subprocess
 import sys
+from fractions import Fraction
+from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import load_file
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.engine.media.mp4 import write_mp4
-from zerowaste_vae.engine.system.writing import check_target, replacing, write_tensors
+from zerowaste_vae.engine.media.mp4 import Mp4Writer, write_mp4
+from zerowaste_vae.engine.media.mp4_format import Format
+from zerowaste_vae.engine.media.pngs import PngWriter, write_png_folder
+from zerowaste_vae.engine.precision.store import keep
+from zerowaste_vae.engine.system import patience
+from zerowaste_vae.engine.system.writing import Unplaced, check_target, replacing, unwritable, write_tensors, write_text
 
 
 def test_check_target(tmp_path, monkeypatch):
@@ -74,6 +83,7 @@ def test_first_error_is_raised(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left") as caught:
         patch.setattr("pathlib.Path.unlink", busy)
+        patch.setattr(patience, "pause", lambda seconds: None)
         with replacing(tmp_path / "a.bin"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert caught.value.filename == str(tmp_path / "a.bin")
@@ -90,7 +100,7 @@ def test_an_input_is_not_replaced(tmp_path):
 
 
 def test_folder_put_back(tmp_path, monkeypatch):
-    """The old folder returns if the new one cannot be put in its place."""
+    """The old folder returns if the new one cannot be put in its place, which stays beside it."""
     target = tmp_path / "frames"
     target.mkdir()
     (target / "old").write_text("old")
@@ -102,9 +112,32 @@ def test_folder_put_back(tmp_path, monkeypatch):
         real(source, destination)
 
     monkeypatch.setattr(os, "replace", fails_for_the_new_one)
-    with pytest.raises(PermissionError), replacing(target) as temporary:
+    with pytest.raises(Unplaced, match=r"busy.*the finished one is") as caught, replacing(target) as temporary:
         temporary.mkdir()
-    assert (target / "old").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+        (temporary / "new").write_text("new")
+    assert (target / "old").read_text() == "old" and (caught.value.kept / "new").read_text() == "new"
+    assert len(list(tmp_path.iterdir())) == 2 and caught.value.kept.name in str(caught.value)
+
+
+def test_a_finished_file_is_not_discarded(tmp_path, monkeypatch):
+    """Its name is held by another program: it stays, under one that opens by its suffix. A cache keeps none."""
+    target, real = tmp_path / "a.json", os.replace
+    target.write_text("old")
+
+    def held(source, destination):
+        if str(destination) == str(target):
+            raise PermissionError(errno.EACCES, "in use", str(source))
+        real(source, destination)
+
+    monkeypatch.setattr(os, "replace", held)
+    said = r"cannot be written \(in use\); the finished one is a\.[0-9a-f]{8}\.json in its folder"
+    with pytest.raises(Unplaced, match=said) as caught:
+        write_text(target, "new")
+    assert caught.value.errno == errno.EACCES and caught.value.filename == str(target)
+    assert target.read_text() == "old" and caught.value.kept.read_text() == "new"
+    caught.value.kept.unlink()
+    keep(target, lambda path: write_text(path, "new"))
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_tensors_are_written_as_the_umask_says(tmp_path):
@@ -142,3 +175,94 @@ for write in (
     assert [line.split()[0] for line in lines] == ["a.mp4", "frames", "a.safetensors"], done.stdout + done.stderr
     assert all("cannot be written" in line and "too large" in line for line in lines), lines
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("number", "said", "meant"), [
+    (112, "There is not enough space on the disk", errno.ENOSPC),
+    (39, "Le disque est plein", errno.ENOSPC),
+    (5, "Access is denied", errno.EACCES),
+    (32, "The process cannot access the file because it is being used by another process", errno.EACCES),
+    (1450, "Insufficient system resources exist", errno.EIO),
+])  # fmt: skip
+def test_errors_of_windows_in_its_own_words(tmp_path, monkeypatch, number, said, meant):
+    """safetensors gives Windows' numbers, which are others than C's; where the system has C's, they are those."""
+    def full(*_, **__):
+        raise safetensors.SafetensorError(f"Error while serializing: I/O error: {said}. (os error {number})")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    for platform, expected in (("win32", meant), ("linux", number)):
+        monkeypatch.setattr(sys, "platform", platform)
+        with pytest.raises(OSError) as caught:
+            write_tensors(tmp_path / "a.safetensors", {"x": torch.zeros(1)})
+        assert caught.value.errno == expected and caught.value.strerror == f"cannot be written ({said})"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [39, 112])
+def test_a_full_disk_by_windows_number(tmp_path, number):
+    """C takes the first for a wrong argument."""
+    error = OSError(errno.EINVAL, "The disk is full")
+    error.winerror = number
+    assert unwritable(error, tmp_path / "a").errno == errno.ENOSPC
+    assert unwritable(OSError(errno.EINVAL, "wrong"), tmp_path / "a").errno == errno.EINVAL
+
+
+class ShortPaths:
+    """A system that takes paths of 259 characters, and folders of 247, as Windows does without its long paths."""
+
+    def __init__(self, monkeypatch, base):
+        self.base = str(base)
+        for holder, name, most in ((io, "open", 259), (os, "replace", 259), (os, "mkdir", 247), (Path, "touch", 259)):
+            monkeypatch.setattr(holder, name, self.short(getattr(holder, name), most))
+
+    def short(self, real, most):
+        def checked(path, *rest, **options):
+            if any(str(one).startswith(self.base) and len(str(one)) > most for one in (path, *rest)):
+                raise FileNotFoundError(errno.ENOENT, "The system cannot find the path specified", str(path))
+            return real(path, *rest, **options)
+
+        return checked
+
+
+@pytest.mark.parametrize("name", ["clip.mp4", "frames", "a" * 60 + ".mp4", "b" * 60])
+def test_the_longest_name_is_tried_first(tmp_path, monkeypatch, name):
+    """What is not refused is written; what is refused leaves nothing behind."""
+    place, folder = tmp_path / ("d" * (150 - len(str(tmp_path)))), "." not in name
+    place.mkdir()
+    ShortPaths(monkeypatch, tmp_path)
+    ends, frames = set(), torch.rand(2, 16, 16, 3)
+    for length in range(5, 108, 3):
+        inner = place / ("e" * length)
+        target = inner / name
+        try:
+            inner.mkdir()
+        except FileNotFoundError:
+            break
+        try:
+            check_target(target, folder=folder)
+        except InputError as error:
+            assert re.search(r": its path is too long: a run needs \d+ characters here \(The system ", str(error))
+            with pytest.raises(OSError, match="its path is too long"):
+                PngWriter(target) if folder else Mp4Writer(target, Format(Fraction(24)))
+            assert not list(inner.iterdir())
+            ends.add("refused")
+        else:
+            for force in (False, True):
+                writer = PngWriter(target, force=force) if folder else Mp4Writer(target, Format(Fraction(24)))
+                with writer:
+                    writer.write(frames)
+                writer.finish()
+                assert [each.name for each in inner.iterdir()] == [name]
+            (write_png_folder if folder else write_tensors)(target, frames if folder else {"x": frames})
+            ends.add("written")
+    assert ends == {"refused", "written"}
+
+
+def test_a_folder_that_only_looks_writable(tmp_path, monkeypatch):
+    """Windows does not tell before a file is made."""
+    def denied(path, *_, **__):
+        raise PermissionError(errno.EACCES, "Access is denied", str(path))
+
+    monkeypatch.setattr(Path, "touch", denied)
+    with pytest.raises(InputError, match=r"a\.mp4: its folder is not writable \(Access is denied\); choose another"):
+        check_target(tmp_path / "a.mp4")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from zerowaste_vae.engine.kernels.prebuilt import driver as module
-from zerowaste_vae.engine.kernels.prebuilt.driver import Driver, driver, library_name
+from zerowaste_vae.engine.kernels.prebuilt.driver import Driver, driver, library_name, ptx_version, too_old
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
 
 
@@ -149,43 +149,72 @@ def slowly(seconds):
     return answer
 
 
-KERNELS = [(b"%d" % i, f"kernel_{i}") for i in range(7)]
+KERNELS = [(b"%d" % i, f"kernel_{i}", 99 << 10 if i == 3 else 0) for i in range(7)]
+
+
+def handle(place, kernel):
+    place._obj.value = 100
+    return 0
 
 
 @pytest.mark.parametrize("threads", [1, 3, 20])
 def test_kernels_are_compiled_as_libraries(threads):
-    """Each once, in several threads with torch's context, and unloaded again."""
+    """Each once, in several threads with torch's context. The libraries stay: what is launched lies in them."""
     owners = set()
 
     def load(place, *_):
         owners.add(threading.get_ident())
         return slowly(0.02)(place)
 
-    library = Library(cuLibraryLoadData=load)
-    Driver(library).warm(0, KERNELS, threads)
-    assert sorted(call[1].value for call in library.cuLibraryLoadData.calls) == [text for text, _ in KERNELS]
+    library = Library(cuLibraryLoadData=load, cuKernelGetFunction=handle)
+    assert Driver(library).load_all(0, KERNELS, threads) == [100] * 7
+    assert sorted(call[1].value for call in library.cuLibraryLoadData.calls) == [text for text, *_ in KERNELS]
     assert library.cuLibraryLoadData.calls[0][1].value == KERNELS[0][0]
-    assert sorted(call[2] for call in library.cuLibraryGetKernel.calls) == [name.encode() for _, name in KERNELS]
-    assert len(library.cuKernelGetFunction.calls) == len(library.cuLibraryUnload.calls) == 7
+    assert sorted(call[2] for call in library.cuLibraryGetKernel.calls) == [name.encode() for _, name, _ in KERNELS]
+    assert len(library.cuKernelGetFunction.calls) == 7 and not library.cuLibraryUnload.calls
+    assert [call[1:] for call in library.cuFuncSetAttribute.calls] == [(8, 99 << 10)]
+    assert not library.cuModuleLoadDataEx.calls
     assert len(library.cuCtxPushCurrent_v2.calls) == min(threads, 7) and (len(owners) > 1) is (threads > 1)
     assert threading.get_ident() not in owners
 
 
 def test_refused_texts_and_no_kernels():
-    """What is refused ends nothing: it is said when it is loaded."""
+    """What is refused ends nothing: it is said when it is loaded alone."""
     library = Library(cuLibraryLoadData=lambda *_: 222)
-    Driver(library).warm(0, KERNELS, 2)
+    assert Driver(library).load_all(0, KERNELS, 2) == [0] * 7
     assert len(library.cuLibraryLoadData.calls) == 7 and not library.cuLibraryUnload.calls
     library = Library(cuLibraryGetKernel=lambda *_: 500)
-    Driver(library).warm(0, KERNELS, 2)
+    assert Driver(library).load_all(0, KERNELS, 2) == [0] * 7
     assert not library.cuKernelGetFunction.calls and len(library.cuLibraryUnload.calls) == 7
-    Driver(Library(cuCtxPushCurrent_v2=lambda *_: 1)).warm(0, KERNELS, 2)
-    Driver(Library()).warm(0, [], 2)
+    library = Library(cuFuncSetAttribute=lambda *_: 1, cuKernelGetFunction=handle)
+    assert Driver(library).load_all(0, KERNELS, 2) == [100, 100, 100, 0, 100, 100, 100]
+    assert Driver(Library(cuCtxPushCurrent_v2=lambda *_: 1)).load_all(0, KERNELS, 2) == [0] * 7
+    assert Driver(Library()).load_all(0, [], 2) == []
 
 
 def test_driver_without_libraries():
     with pytest.raises(PrebuiltError, match="no cuLibraryLoadData: a newer driver has it"):
-        Driver(Library(lacks=["cuLibraryLoadData"])).warm(0, KERNELS, 2)
+        Driver(Library(lacks=["cuLibraryLoadData"])).load_all(0, KERNELS, 2)
+
+
+@pytest.mark.parametrize(("ptx", "cuda", "needs"), [
+    ("8.5", 12020, "555 or newer (CUDA 12.5), this one has CUDA 12.2"), ("8.5", 12050, ""),
+    ("8.7", 12060, "570 or newer (CUDA 12.8), this one has CUDA 12.6"), ("8.7", 12080, ""), ("8.7", 13000, ""),
+    ("", 12020, ""), ("7.8", 12020, ""),
+])  # fmt: skip
+def test_which_driver_reads_a_version_of_ptx(ptx, cuda, needs):
+    said = too_old(cuda, ptx)
+    assert said == (needs and f"prebuilt kernels for this need NVIDIA's driver {needs}")
+    text = f"// made\n.version {ptx}\n.target sm_89\n".encode() if ptx else b"no text"
+    assert ptx_version(text) == ptx
+
+    def version(place):
+        place._obj.value = cuda
+        return 0
+
+    with pytest.raises(PrebuiltError) as caught:
+        Driver(Library(cuModuleLoadDataEx=refuse(222), cuDriverGetVersion=version)).load(0, text, "kernel", 0)
+    assert str(caught.value) == f"the driver refuses kernel{f' ({said})' if said else ''}: too new (CUDA error 222)"
 
 
 def test_the_drivers_file_on_each_system(monkeypatch):

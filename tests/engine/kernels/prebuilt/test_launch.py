@@ -55,11 +55,14 @@ class Driver:
 def fake(monkeypatch):
     """A driver and a set that has every key which `has` names (all of them: None)."""
     here = Driver()
-    here.has = None
+    here.has, here.origin = None, "A"
 
     class Library:
         def has(self, form, wanted):
             return here.has is None or wanted in here.has
+
+        def origin(self, form, wanted):
+            return here.origin
 
         def entry(self, form, wanted):
             here.parameters = takes(wanted)
@@ -173,32 +176,63 @@ def test_threads_share_no_packed_block(fake, tensors):
     assert sorted(read[2] for *_, read in fake.launched) == [1, 2]
 
 
-@pytest.mark.parametrize(("cached", "warmed"), [(3, []), (0, ["two", "conv_kernel"]), (1, ["conv_kernel"])])
-def test_kernels_of_a_use_are_loaded_once(fake, tensors, monkeypatch, cached, warmed):
-    """After the first that the driver's cache lacks, the rest is compiled together, the longest first. A launch
-    then finds its own and asks for no text."""
+@pytest.mark.parametrize(("cached", "together"), [(3, []), (0, ["conv_kernel", "two"]), (1, ["conv_kernel"])])
+def test_kernels_of_a_use_are_loaded_once(fake, tensors, monkeypatch, cached, together):
+    """After the first that the driver's cache lacks, the rest is compiled together, the longest first, and not again
+    by itself: a cache may keep nothing. A launch then finds its own and asks for no text; so does another form."""
     x, out = tensors
     wanted = key(KERNEL, [x, out, 1], FIXED)
-    texts = [Text("b", b"short", "one", 0), Text(wanted.digest, b"a long text", "conv_kernel", 65536),
-             Text("c", b"middle", "two", 0)]  # fmt: skip
+    texts = [Text("C", "b", b"short", "one", 0), Text("A", wanted.digest, b"a long text", "conv_kernel", 65536),
+             Text("A", "c", b"middle", "two", 0)]  # fmt: skip
     monkeypatch.setattr(module, "library", lambda known=module.library: SimpleNamespace(
-        has=known().has, entry=known().entry, texts=lambda form, use: texts, forget=lambda *use: None))  # fmt: skip
+        has=known().has, entry=known().entry, origin=known().origin, kernel=known().kernel,
+        texts=lambda form, use: texts, forget=lambda *use: None))  # fmt: skip
     clock, load = [0.0], fake.load
 
     def slowly(*of):
         clock[0] += 0.0004 if len(fake.loaded) < cached else 0.03
         return load(*of)
 
+    def load_all(device, kernels, threads):
+        fake.calls.append((device, [symbol for _, symbol, _ in kernels], threads))
+        return [load(device, *kernel) for kernel in kernels]
+
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(fake, "load", slowly)
-    fake.warm = lambda *of: fake.calls.append(of)
-    fake.calls = []
+    fake.load_all, fake.calls = load_all, []
     preload(2, "C", "a use", 3)
-    assert fake.loaded == [(2, b"short", "one", 0), (2, b"middle", "two", 0), (2, b"a long text", "conv_kernel", 65536)]
-    text = {t.symbol: t.ptx for t in texts}
-    assert fake.calls == ([(2, [(text[name], name) for name in reversed(warmed)], 3)] if warmed else [])
+    loads = [(2, b"short", "one", 0), (2, b"middle", "two", 0), (2, b"a long text", "conv_kernel", 65536)]
+    assert fake.loaded[0] == loads[0] and sorted(fake.loaded) == sorted(loads)
+    assert fake.calls == ([(2, together, 3)] if together else [])
     Prebuilt(KERNEL, "C")[(1,)](x, out, 1, **FIXED)
-    assert len(fake.loaded) == 3 and fake.launched[0][1] == 3
+    preload(2, "B", "a use", 3)
+    Prebuilt(KERNEL, "B")[(1,)](x, out, 1, **FIXED)
+    number = 1 + fake.loaded.index(loads[2])
+    assert len(fake.loaded) == 3 and [launched[1] for launched in fake.launched] == [number] * 2
+    fake.origin = "B"  # another kernel of the same name
+    Prebuilt(KERNEL, "D")[(1,)](x, out, 1, **FIXED)
+    assert len(fake.loaded) == 4
+
+
+def test_what_is_refused_together_is_said_alone(fake, monkeypatch):
+    texts = [Text("C", name, name.encode(), name, 0) for name in ("a", "bb", "ccc")]
+    monkeypatch.setattr(module, "library", lambda: SimpleNamespace(texts=lambda *_: texts, forget=lambda *_: None))
+    monkeypatch.setattr(module, "_CACHED_SECONDS", -1.0)
+    fake.load_all = lambda device, kernels, threads: [7, 0]
+    preload(2, "C", "a use", 3)
+    assert [symbol for _, _, symbol, _ in fake.loaded] == ["a", "bb"] and module._loaded[2, "C", "ccc"] == 7
+    module._loaded.clear()
+    module._complete.clear()
+    load = fake.load
+
+    def refuse(device, ptx, symbol, shared):
+        if symbol == "bb":
+            raise PrebuiltError("the driver refuses bb")
+        return load(device, ptx, symbol, shared)
+
+    monkeypatch.setattr(fake, "load", refuse)
+    with pytest.raises(PrebuiltError, match="refuses bb"):
+        preload(2, "C", "a use", 3)
 
 
 def test_texts_are_given_back_whatever_happens(fake, monkeypatch):
@@ -209,7 +243,7 @@ def test_texts_are_given_back_whatever_happens(fake, monkeypatch):
         calls.append(("texts", form, use))
         if (error := fails.pop(0)) is not None:
             raise error
-        return [Text("a", b"text", "one", 0)]
+        return [Text("A", "a", b"text", "one", 0)]
 
     monkeypatch.setattr(module, "library", lambda: SimpleNamespace(
         texts=texts, forget=lambda *use: calls.append(("forget", *use)),

@@ -63,6 +63,37 @@ def test_form_knows_its_models(folder):
     assert found.texts("B", "two") == found.texts("A", "one") == [] and not found.covers("A", "one")
 
 
+def test_versions_of_ptx(folder):
+    """Of all that a form has, from the index; of one use, from its kernels' texts, which are read once."""
+    path = folder / "index.json"
+    index = json.loads(path.read_text())
+    index["sets"]["A"]["versions"], index["sets"]["B"]["versions"] = ["8.5"], ["8.5", "8.10"]
+    index["sets"]["A"]["covers"], texts = {"old": [0]}, []
+    for name, text in (("A", b".version 8.5\n.entry a("), ("B", b".version 8.10\n.entry b(")):
+        packed = lzma.compress(text)
+        (folder / f"{name}.x.xz").write_bytes(packed)
+        index["sets"][name]["parts"]["x"]["sha256"] = sha256(packed).hexdigest()
+        for place in index["sets"][name]["kernels"].values():
+            place[1:3] = 0, len(text)
+        texts.append(text)
+    index["sets"]["B"]["covers"] = {"old": [1], "new": [0, 1]}
+    path.write_text(json.dumps(index))
+    found = Library(folder)
+    assert found.versions("A") == {"8.5"} and found.versions("B") == {"8.5", "8.10"}
+    assert (found.origin("A", FIRST), found.origin("B", FIRST), found.origin("B", EIGHT)) == ("A", "A", "B")
+
+    def no_keys():
+        pytest.fail("the form was made for this use")
+
+    for _ in range(2):
+        assert [found.version("B", use, no_keys) for use in ("old", "new")] == ["8.5", "8.10"]
+        assert found.version("A", "old", no_keys) == "8.5"
+        assert found.version("B", "other widths", lambda: [FIRST, EIGHT]) == "8.10"
+        assert found.version("B", "nothing", list) == ""
+        for name in "AB":
+            (folder / f"{name}.x.xz").unlink(missing_ok=True)
+
+
 @pytest.fixture
 def covered(folder):
     """The sets, made for uses "one" and "two" of form B: kernels of both sets, and of A alone."""

@@ -153,15 +153,13 @@ def test_launch_from_any_thread(form):
 def test_refused_text_gives_way(form, z, fresh, monkeypatch, caplog):
     """In the middle of a run: what has been made stays, and its own words are said."""
     expected = vae_of("plain").decode(z)
-    load_one, count = launch.driver().load, []
+    preload = launch._preload
 
-    def refusing(device, ptx, symbol, shared):
-        count.append(symbol)
-        if len(count) > 6:
-            ptx = ptx.replace(b".version 8", b".version 99", 1)
-        return load_one(device, ptx, symbol, shared)
+    def refusing(device, form, texts, threads):
+        spoilt = [text._replace(ptx=text.ptx.replace(b".version 8", b".version 99", 1)) for text in texts[6:]]
+        return preload(device, form, [*texts[:6], *spoilt], threads)
 
-    monkeypatch.setattr(launch.driver(), "load", refusing)
+    monkeypatch.setattr(launch, "_preload", refusing)
     monkeypatch.setattr(launch, "_loaded", {})
     monkeypatch.setattr(launch, "_complete", set())
     monkeypatch.setattr("zerowaste_vae.engine.kernels.launching._launchers", {})
@@ -172,3 +170,21 @@ def test_refused_text_gives_way(form, z, fresh, monkeypatch, caplog):
     assert lines and "CUDA error" in lines[0] and "\n" not in lines[0]
     assert not vae.last_report.kernels.startswith(f"prebuilt kernels, set {form}") and vae.last_report.complete
     assert float((out - expected).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("graphs", [True, False])
+def test_kernels_that_were_compiled_together(form, graphs, z, monkeypatch):
+    """As if the driver's cache had lacked all of them: they give the bits of those that were loaded one by one, also in
+    graphs, and none is loaded by itself again."""
+    whole = vae_of(form, cuda_graphs=graphs).decode(z)
+    load_one, alone = launch.driver().load, []
+    monkeypatch.setattr(launch, "_CACHED_SECONDS", -1.0)
+    monkeypatch.setattr(launch.driver(), "load", lambda *of: alone.append(of) or load_one(*of))
+    monkeypatch.setattr(launch, "_loaded", {})
+    monkeypatch.setattr(launch, "_complete", set())
+    monkeypatch.setattr("zerowaste_vae.engine.kernels.launching._launchers", {})
+    vae = vae_of(form, cuda_graphs=graphs)
+    assert torch.equal(vae.decode(z), whole) and torch.equal(vae.decode(z), whole)
+    assert vae.last_report.kernels.startswith(f"prebuilt kernels, set {form}")
+    assert len(launch._loaded) > 20 and len(alone) == 1

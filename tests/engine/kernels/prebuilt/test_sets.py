@@ -10,8 +10,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from zerowaste_vae.engine.archs import ARCHITECTURES
+from zerowaste_vae.engine.archs import ARCHITECTURES, DEFAULT
 from zerowaste_vae.engine.kernels.cards import CARDS, FORMS, SHARED_KIB
+from zerowaste_vae.engine.kernels.prebuilt.driver import READ_BY
 from zerowaste_vae.engine.kernels.prebuilt.keys import Key
 from zerowaste_vae.engine.kernels.prebuilt.library import FOLDER, MADE_OF, library
 from zerowaste_vae.engine.kernels.targets import prebuilt
@@ -35,7 +36,20 @@ def test_cards_run_what_is_there():
         there = [form for form in card.forms if all(name in library().sets for name in MADE_OF[form])]
         assert list(library().serves(sm)) == there and there
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 15_000_000
-    assert json.loads((FOLDER / "index.json").read_bytes())["sets"]["A"]["versions"] == ["8.5"]
+    sets = json.loads((FOLDER / "index.json").read_bytes())["sets"]
+    assert sets["A"]["versions"] == ["8.5"]
+    for name, one in sets.items():
+        assert one["versions"] and set(one["versions"]) <= READ_BY.keys(), name
+
+
+@pytest.mark.skipif("B" not in THERE, reason="set B is not here")
+def test_fp8_alone_needs_a_newer_driver():
+    """Set B's other uses run with CUDA 12.5, and a driver is asked about each by itself."""
+    config, versions = DEFAULT.published.config, []
+    for kind in (None, "int8", "fp8"):
+        use = use_id(DEFAULT, config, "decoder", PRECISIONS["fp16"], DEFAULTS, kind, False)
+        versions.append(library().version("B", use, lambda: pytest.fail("B was made for these")))
+    assert versions == ["8.5", "8.5", "8.7"]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name)

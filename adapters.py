@@ -1,0 +1,7 @@
+"""Objects with the interfaces of other programs' VAEs, which run on this engine (docs/python.md)."""
+
+from __future__ import annotations
+
+from .engine.adapters import DiffusersVAE, SeedVR2VAE, WanVideoVAE, for_diffusers
+
+__all__ = ["DiffusersVAE", "SeedVR2VAE", "WanVideoVAE", "for_diffusers"]

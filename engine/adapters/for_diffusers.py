@@ -1,0 +1,204 @@
+"""The interface of diffusers' VAEs, for pipelines: pipe.vae = for_diffusers(pipe.vae)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import log
+from ..errors import InputError
+from ..loader import load
+from .stand_in import StandIn
+
+#: Families whose numbers are diffusers', too.
+FAMILIES = ("wan2.1", "wan2.2", "sd", "flux", "flux2", "svd")
+#: Classes of diffusers that clamp their frames to -1..1.
+CLAMPED = ("AutoencoderKLWan", "AutoencoderKLQwenImage")
+CONFIG = "config.json"
+
+
+class Decoded(NamedTuple):
+    """Result of a decode."""
+
+    sample: Tensor
+
+
+class Encoded(NamedTuple):
+    """Result of an encode."""
+
+    latent_dist: Gaussian
+
+
+class Gaussian:
+    """A diagonal Gaussian of latents, as diffusers' DiagonalGaussianDistribution.
+
+    Attributes:
+        parameters: mean and log of the variance, one behind the other on axis 1.
+        mean, logvar, std, var: of the same shape as a latent.
+    """
+
+    def __init__(self, mean: Tensor, logvar: Tensor) -> None:
+        self.parameters = torch.cat((mean, logvar), 1)
+        self.mean, self.logvar = mean, logvar
+        self.std, self.var = torch.exp(0.5 * logvar), torch.exp(logvar)
+
+    def mode(self) -> Tensor:
+        """Return the mean."""
+        return self.mean
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """Return a sample; the noise is drawn on the generator's device."""
+        where = self.mean.device if generator is None else generator.device
+        noise = torch.randn(self.mean.shape, generator=generator, device=where, dtype=self.mean.dtype)
+        return self.mean + self.std * noise.to(self.mean.device)
+
+
+class Config(dict[str, Any]):
+    """Configuration read from a file: its values are items and attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the VAE's configuration has no {name!r}") from None
+
+
+class DiffusersVAE(StandIn):
+    """A stand-in for a VAE of diffusers. Latents are the network's own, frames about -1..1; results have the type and
+    the device of the input.
+
+    Attributes:
+        config: as diffusers has it.
+    """
+
+    def __init__(self, given: nn.Module | str | os.PathLike[str], precision: str, dtype: torch.dtype | None,
+                 device: torch.device | str | None, options: dict[str, Any]) -> None:  # fmt: skip
+        """Args: those of `for_diffusers`."""
+        if isinstance(given, nn.Module):
+            config, source = given.config, given
+            dtype = dtype or next(given.parameters()).dtype
+            device = device or next(given.parameters()).device
+        else:
+            config, source = _stored(Path(given))
+        vae = load(source, precision, device)
+        if vae.arch not in FAMILIES:
+            what = "this VAE" if isinstance(given, nn.Module) else given
+            raise InputError(f"{what}: {vae.arch} has other numbers in diffusers than here (norms over other frames): "
+                             "keep diffusers' own VAE")  # fmt: skip
+        super().__init__(vae, dtype or torch.float32, "whole", **options)
+        object.__setattr__(self, "config", config)
+        self._clamped = config.get("_class_name", type(given).__name__) in CLAMPED
+        self._still = vae.architecture.still
+        #: Plain values and buffers that pipelines read from diffusers' object, such as its factors and `bn`.
+        object.__setattr__(self, "_given", given if isinstance(given, nn.Module) else None)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            pass
+        given = self.__dict__.get("_given")
+        if given is not None and not name.startswith("_"):
+            value = getattr(given, name, None)
+            if isinstance(value, bool | int | float | str | list | tuple | Tensor) or name == "bn":
+                return value
+        config = self.__dict__.get("config", {})
+        if name in config:
+            return config[name]
+        raise AttributeError(f"DiffusersVAE has no attribute {name!r}")
+
+    def decode(
+        self, z: Tensor, *_: Any, return_dict: bool = True, num_frames: int | None = None, **__: Any
+    ) -> Decoded | tuple[Tensor]:
+        """Decode raw latents: [B, C, T, h, w] to [B, 3, F, H, W], or of pictures [B, C, h, w] to [B, 3, H, W].
+
+        Args:
+            num_frames: for Stable Video Diffusion, frames of a clip: latents are [B * F, C, h, w].
+            return_dict: False gives a tuple.
+        """
+        self._about_to_run()
+        if num_frames is not None and not self._still and z.ndim == 4:
+            y = self.frames_of(z.unflatten(0, (-1, num_frames)).transpose(1, 2)).transpose(1, 2).flatten(0, 1)
+        elif self._still:
+            y = self.frames_of(self._packed(z))[:, :, 0]
+        else:
+            y = self.frames_of(z)
+        y = (y.clamp_(-1.0, 1.0) if self._clamped else y).to(z)
+        return Decoded(y) if return_dict else (y,)
+
+    def encode(self, x: Tensor, return_dict: bool = True, **_: Any) -> Encoded | tuple[Gaussian]:
+        """Encode frames [B, 3, F, H, W], or pictures [B, 3, H, W], in -1..1."""
+        self._about_to_run()
+        picture = x.ndim == 4
+        mean, logvar = (m[:, :, 0] if picture else m for m in self.moments_of(x[:, :, None] if picture else x))
+        found = Gaussian(mean.to(x), logvar.to(x))
+        return Encoded(found) if return_dict else (found,)
+
+    def forward(self, *_: Any, **__: Any) -> None:
+        """Refuse to train: raises InputError."""
+        raise InputError("this VAE decodes and encodes, and cannot be trained: train diffusers' own")
+
+    def _packed(self, z: Tensor) -> Tensor:
+        """Return latents of pictures in the form that `VideoVAE.decode` takes, before its scale."""
+        packing = self.vae.model.packing
+        return z if packing is None else packing.pack(z[:, :, None].float()).to(z.device)
+
+    def _about_to_run(self) -> None:
+        """Tell accelerate's offloading that this model's turn has come, so that the one before it leaves the GPU."""
+        hook = getattr(self, "_hf_hook", None)
+        if hook is not None and hasattr(hook, "pre_forward"):
+            hook.pre_forward(self)
+
+    # -- switches of diffusers ------------------------------------------------------------------------------------
+
+    def enable_tiling(self, *_: Any, **__: Any) -> None:
+        """Log that nothing is left to do."""
+        log.once("tiling and slicing are not used: whole frames keep to the memory limit (vram_gb)", log.info)
+
+    enable_slicing = disable_tiling = disable_slicing = enable_tiling
+    use_tiling = use_slicing = False
+
+
+def for_diffusers(
+    given: nn.Module | str | os.PathLike[str], *, precision: str = "auto", dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None, vram_gb: float | None = None, ram_gb: float | None = None, **options: Any,
+) -> DiffusersVAE:  # fmt: skip
+    """Return an object for `pipe.vae` of a diffusers pipeline.
+
+    It runs Wan 2.1 and 2.2, Qwen-Image, Stable Diffusion's and Flux's AutoencoderKL, Flux.2 and Stable Video Diffusion.
+
+    Args:
+        given: a VAE of diffusers (its tensors are shared where the type fits); the folder of one, with its config.json;
+            or a weight file beside a config.json.
+        precision: as for `load`.
+        dtype: the type that pipelines cast latents and frames to; None: the module's, else float32.
+        device: of the runs; None: the module's, else CUDA if there is one.
+        vram_gb, ram_gb: memory targets of each run in GB (2^30 bytes).
+        options: others of `VideoVAE.decode` and `encode`: progress, cancel, devices.
+
+    Raises:
+        CheckpointError: unreadable files or no known VAE.
+        InputError: no configuration, or a family whose numbers differ in diffusers.
+    """
+    return DiffusersVAE(given, precision, dtype, device, {"vram_gb": vram_gb, "ram_gb": ram_gb, **options})
+
+
+def _stored(path: Path) -> tuple[Config, Path]:
+    """Return the configuration and the weight file that a path names. Raises InputError."""
+    folder = path if path.is_dir() else path.parent
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder / CONFIG}: {error}; for_diffusers needs the VAE's configuration") from error
+    if not isinstance(config, Mapping):
+        raise InputError(f"{folder / CONFIG} is no configuration: it holds {type(config).__name__}")
+    files = sorted(folder.glob("*.safetensors")) if path.is_dir() else [path]
+    if len(files) != 1:
+        raise InputError(f"{folder} holds {len(files)} .safetensors files: name one")
+    return Config(config), files[0]

@@ -1,0 +1,182 @@
+"""pipe.vae = for_diffusers(pipe.vae): pipelines and VAEs of diffusers give what their own VAE gave."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from zerowaste_vae import InputError
+
+diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed (pip install diffusers transformers)")
+pytest.importorskip("transformers", reason="transformers is not installed (pip install diffusers transformers)")
+
+from zerowaste_vae.adapters import for_diffusers  # noqa: E402
+
+WAN = {"base_dim": 8, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2,
+       "temperal_downsample": [False, True, True]}  # fmt: skip
+LEVELS = {"down_block_types": ("DownEncoderBlock2D",) * 4, "layers_per_block": 2}
+KL = {**LEVELS, "up_block_types": ("UpDecoderBlock2D",) * 4}
+FLUX = {**KL, "block_out_channels": (16, 16, 32, 32), "norm_num_groups": 8, "latent_channels": 16,
+        "use_quant_conv": False, "use_post_quant_conv": False, "shift_factor": 0.1159,
+        "scaling_factor": 0.3611}  # fmt: skip
+FLUX2 = {**KL, "block_out_channels": (32,) * 4, "norm_num_groups": 8, "latent_channels": 32}
+SVD = {**LEVELS, "block_out_channels": (32,) * 4, "latent_channels": 4}
+#: Class, sizes and the shape of a latent.
+VAES = {
+    "wan": ("AutoencoderKLWan", WAN, (1, 16, 2, 4, 6)),
+    "qwen": ("AutoencoderKLQwenImage", WAN, (1, 16, 1, 4, 6)),
+    "flux": ("AutoencoderKL", FLUX, (2, 16, 4, 6)),
+    "sd": ("AutoencoderKL", {**FLUX, "latent_channels": 4, "use_quant_conv": True, "use_post_quant_conv": True},
+           (1, 4, 4, 6)),
+    "flux2": ("AutoencoderKLFlux2", FLUX2, (1, 32, 4, 6)),
+    "svd": ("AutoencoderKLTemporalDecoder", SVD, (3, 4, 4, 6)),
+}  # fmt: skip
+STILL = ("flux", "sd", "flux2", "svd")
+
+
+@pytest.fixture
+def make(seed_model):
+    def made(name):
+        kind, sizes, shape = VAES[name]
+        if not hasattr(diffusers, kind):
+            pytest.skip(f"this diffusers has no {kind}")
+        vae = getattr(diffusers, kind)(**sizes).eval()
+        seed_model(vae, 4)
+        if name == "flux2":
+            g = torch.Generator().manual_seed(1)
+            vae.bn.running_mean.normal_(generator=g)
+            vae.bn.running_var.uniform_(0.5, 2, generator=g)
+        return vae, shape
+
+    return made
+
+
+@pytest.mark.parametrize("name", VAES)
+def test_decode_and_encode(make, name, noise):
+    theirs, shape = make(name)
+    ours, z = for_diffusers(theirs), noise(*shape)
+    clip = {"num_frames": shape[0]} if name == "svd" else {}
+    x = noise(1, 3, *(() if name in STILL else (1 if name == "qwen" else 5,)), 32, 48)
+    with torch.no_grad():
+        frames, found = theirs.decode(z, **clip).sample, theirs.encode(x).latent_dist
+    made = ours.decode(z, **clip)
+    assert made.sample.shape == frames.shape
+    assert made.sample.sub(frames).abs().max() < 4e-5 * frames.std()
+    assert torch.equal(ours.decode(z, return_dict=False, **clip)[0], made.sample)
+    mine = ours.encode(x).latent_dist
+    for part in ("mean", "logvar", "std", "var", "parameters"):
+        wanted = getattr(found, part)
+        assert getattr(mine, part).sub(wanted).abs().max() < 4e-5 * wanted.std()
+    draw = [torch.Generator().manual_seed(3) for _ in range(2)]
+    assert mine.sample(draw[0]).sub(found.sample(draw[1])).abs().max() < 4e-5 * found.mean.std()
+    assert torch.equal(ours.encode(x, return_dict=False)[0].mode(), mine.mean)
+
+
+def wan(vae):
+    transformer = diffusers.WanTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16, out_channels=16,
+        text_dim=32, freq_dim=256, ffn_dim=32, num_layers=2, cross_attn_norm=True,
+        qk_norm="rms_norm_across_heads", rope_max_seq_len=32,
+    )  # fmt: skip
+    pipe = diffusers.WanPipeline(
+        tokenizer=None, text_encoder=None, transformer=transformer, vae=vae,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
+    )  # fmt: skip
+    return pipe, "frames", {"num_frames": 5, "negative_prompt_embeds": torch.zeros(1, 8, 32)}
+
+
+def qwen(vae):
+    transformer = diffusers.QwenImageTransformer2DModel(
+        patch_size=2, in_channels=64, out_channels=16, num_layers=2, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=32, guidance_embeds=False, axes_dims_rope=(8, 4, 4),
+    )  # fmt: skip
+    pipe = diffusers.QwenImagePipeline(
+        tokenizer=None, text_encoder=None, transformer=transformer, vae=vae,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+    )  # fmt: skip
+    return pipe, "images", {"prompt_embeds_mask": torch.ones(1, 8, dtype=torch.long), "true_cfg_scale": 1.0}
+
+
+def flux(vae):
+    transformer = diffusers.FluxTransformer2DModel(
+        patch_size=1, in_channels=64, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[4, 4, 8],
+    )  # fmt: skip
+    pipe = diffusers.FluxPipeline(
+        tokenizer=None, text_encoder=None, tokenizer_2=None, text_encoder_2=None, transformer=transformer, vae=vae,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+    )  # fmt: skip
+    return pipe, "images", {"pooled_prompt_embeds": torch.zeros(1, 32)}
+
+
+@pytest.mark.parametrize("family", [wan, qwen, flux])
+def test_a_pipeline(make, family, noise):
+    """Text is left out: its embeddings are given."""
+    torch.manual_seed(0)  # of the transformer's weights
+    pipe, result, options = family(make(family.__name__)[0])
+    pipe.set_progress_bar_config(disable=True)
+    prompt = noise(1, 8, 32)
+
+    def run():
+        made = pipe(
+            prompt_embeds=prompt, height=32, width=48, num_inference_steps=2, output_type="pt",
+            generator=torch.Generator().manual_seed(2), **options,
+        )  # fmt: skip
+        return getattr(made, result)
+
+    wanted = run()
+    pipe.vae = for_diffusers(pipe.vae)
+    made = run()
+    assert made.shape == wanted.shape and wanted.std() > 0.01
+    assert made.sub(wanted).abs().max() < 1e-4
+
+
+def test_a_folder_and_a_file_beside_its_configuration(make, noise, tmp_path):
+    theirs, shape = make("flux")
+    z = noise(*shape)
+    wanted = for_diffusers(theirs).decode(z).sample
+    save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
+    config = {**{k: v for k, v in theirs.config.items() if k != "norm_num_groups"}, "norm_num_groups": 8,
+              "_class_name": "AutoencoderKL"}  # fmt: skip
+    for path in (tmp_path, tmp_path / "weights.safetensors"):
+        with pytest.raises(InputError, match=r"config\.json.*needs the VAE's configuration"):
+            for_diffusers(path)
+    (tmp_path / "config.json").write_text(json.dumps(config, default=str), encoding="utf-8")
+    for path in (tmp_path, str(tmp_path / "weights.safetensors")):
+        ours = for_diffusers(path, device="cpu", dtype=torch.float32)
+        assert torch.equal(ours.decode(z).sample, wanted)
+        assert ours.config.scaling_factor == 0.3611 and "shift_factor" in ours.config
+    save_file(theirs.state_dict(), tmp_path / "second.safetensors")
+    with pytest.raises(InputError, match=r"holds 2 \.safetensors files"):
+        for_diffusers(tmp_path)
+    (tmp_path / "config.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(InputError, match="is no configuration: it holds list"):
+        for_diffusers(tmp_path)
+
+
+def test_what_pipelines_ask_of_it(make, noise, caplog, monkeypatch):
+    theirs, shape = make("qwen")
+    ours = for_diffusers(theirs.to(torch.bfloat16), vram_gb=1)
+    assert ours.config is theirs.config and ours.temperal_downsample == [False, True, True]
+    assert (ours.dtype, ours.device.type) == (torch.bfloat16, "cpu")
+    assert ours.decode(noise(*shape).to(torch.bfloat16)).sample.dtype == torch.bfloat16
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = ours.nothing
+    with caplog.at_level("INFO"):
+        ours.enable_tiling(tile_sample_min_height=64)
+    assert "tiling and slicing are not used" in caplog.text and not ours.use_tiling
+    turns = []
+    ours._hf_hook = type("Hook", (), {"pre_forward": lambda self, module: turns.append(module)})()
+    ours.decode(noise(*shape))
+    assert turns == [ours], "offloading hears that its turn has come"
+    with pytest.raises(InputError, match="cannot be trained"):
+        ours(noise(*shape))
+
+
+def test_families_with_other_numbers(seed_model):
+    theirs = diffusers.AutoencoderKLHunyuanVideo(
+        block_out_channels=(8, 8, 8, 8), layers_per_block=2, norm_num_groups=4, latent_channels=16
+    )
+    seed_model(theirs, 1)
+    with pytest.raises(InputError, match="this VAE: hunyuanvideo has other numbers in diffusers than here"):
+        for_diffusers(theirs)

@@ -1,0 +1,116 @@
+"""Turn the results of `measure_ratio.py measure` into the tables of docs/ratio.md and the data of `plan --card`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from zerowaste_vae.engine.archs import by_name
+from zerowaste_vae.engine.kernels.gpus import find
+from zerowaste_vae.engine.planning.expected import Expected, expected
+
+BEGIN, END = "<!-- tables: tools/measure_ratio.py page -->", "<!-- end of tables -->"
+#: Operators that take less than this share of a decode are one row of the data.
+_SMALL = 0.004
+
+
+def write(files: list[Path], root: Path) -> int:
+    """Write the page's tables, a section for each file, and the data of all of them, where later files replace what
+    earlier ones have of the same decode."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    entries: dict[str, dict[str, Any]] = {}
+    for one in found:
+        for case in measured(one):
+            entry = entry_of(one, case)
+            entries[" ".join((entry["family"], entry["precision"], entry["rates"], *entry["on"]))] = entry
+    data = {"format": 1, "entries": [entries[name] for name in sorted(entries)]}
+    lines = ",\n".join(json.dumps(entry) for entry in data["entries"])
+    place = root / "engine" / "planning" / "ratio.json"
+    place.write_text(f'{{"format": 1, "entries": [\n{lines}\n]}}\n', encoding="utf-8")
+    page = root / "docs" / "ratio.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    tables = "\n\n".join("\n".join(section(one)) for one in found)
+    page.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}", encoding="utf-8")
+    print(f"{place}: {len(entries)} decodes; {page}")
+    return 0
+
+
+def measured(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the cases of a file that were measured."""
+    return [case for case in found["cases"] if "failed" not in case]
+
+
+def entry_of(found: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a decode's entry of the data: per frame, clocks of a processor in millions and GB."""
+    a = by_name(case["family"])
+    total = sum(row["ms"] for row in case["rows"])
+    rows: list[dict[str, Any]] = []
+    rest: dict[bool, dict[str, Any]] = {}
+    for row in case["rows"]:
+        made = {"name": " ".join(filter(None, (row["operator"], row["stage"], row["what"]))),
+                "products": row["kind"] is not None, "clocks": row["ms"] * found["processors"] * found["mhz"] * 1e-3,
+                "gb": row["gb"], "l2_gb": row["l2_gb"]}  # fmt: skip
+        if row["ms"] >= _SMALL * total:
+            rows.append(made)
+            continue
+        into = rest.setdefault(made["products"], made | {"name": "the rest", "clocks": 0.0, "gb": 0.0, "l2_gb": 0.0})
+        for figure in ("clocks", "gb", "l2_gb"):
+            into[figure] += made[figure]
+    rounded = [{key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in row.items()}
+               for row in (*rows, *rest.values())]  # fmt: skip
+    return {
+        "family": case["family"], "half": "decoder", "precision": case["precision"], "rates": found["rates"],
+        "on": sorted(case["on"]), "frames": case["frames"],
+        "latents": [a.latents(case["frames"]), case["height"] // a.spatial, case["width"] // a.spatial],
+        "source": f"operators timed at the ratio of {found['card']} on {found['gpu']}, {found['time']}",
+        "rows": rounded,
+    }  # fmt: skip
+
+
+def section(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of one file's section."""
+    k, own = found["factors"], found["measured"]
+    rates = ", ".join(f"{own[kind]:.0f} {words} ({k[kind]:.2f} times {own[kind] / k[kind]:.0f})" for kind, words in
+                      (("f32", "with fp32 sums"), ("f16", "with fp16 sums"), ("s32", "in int8")))  # fmt: skip
+    yield f"### {found['title'] or 'Measured'}: at the ratio of {found['card']}"
+    yield ""
+    yield (f"{found['gpu']} at {found['mhz']:.0f} MHz, PyTorch {found['torch']}, prebuilt set {found['form']}, "
+           f"{found['time']}. Multiply-adds a clock and processor by mma.sync: {rates}. Frames of both columns have "
+           "the same bits.")  # fmt: skip
+    yield ""
+    yield f"| decode | as it is, ms a frame | at the ratio | operators with products | computed for {found['card']} |"
+    yield "|---|---|---|---|---|"
+    for case in found["cases"]:
+        name = f"{by_name(case['family']).published.title}, {case['precision']}"
+        name += "".join(f", `--on {toggle}`" for toggle in case["on"])
+        name += f", {case['width']}x{case['height']}x{case['frames']}"
+        if "failed" in case:
+            yield f"| {name} | not timed: {case['failed'].partition(': ')[2]} | | | |"
+            continue
+        products = sum(row["ms"] for row in case["rows"] if row["kind"])
+        yield (f"| {name} | {spread(case['plain'])} | {spread(case['ratio'])} | {products:.1f} | "
+               f"{computed(found, case)} |")  # fmt: skip
+    if knee := found.get("knee"):
+        yield ""
+        yield ("One 3x3x3 convolution of 128 channels (4x720x1280, fp16, residual and sums), ms at k: "
+               + ", ".join(f"{row['ms']:.2f} ({row['low']:.2f} to {row['high']:.2f}) at {row['k']:.2f}" for row in knee)
+               + ".")  # fmt: skip
+
+
+def spread(figures: Mapping[str, float]) -> str:
+    """Format a median with its range."""
+    return f"{figures['median']:.1f} ({figures['low']:.1f} to {figures['high']:.1f})"
+
+
+def computed(found: Mapping[str, Any], case: Mapping[str, Any]) -> str:
+    """Return the computed ms a frame of the same clip on the card."""
+    a, gpu = by_name(case["family"]), find(found["card"], "card").gpu
+    entry = entry_of(found, case)
+    made = expected(gpu, a, a.published.config, "decoder", case["precision"], *entry["latents"], case["on"],
+                    {"format": 1, "entries": [entry]})  # fmt: skip
+    if not isinstance(made, Expected):
+        return made
+    return f"{1e3 * made.low / made.frames:.0f} to {1e3 * made.high / made.frames:.0f}"
