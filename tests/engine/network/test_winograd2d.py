@@ -21,6 +21,7 @@ from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.precision.forms import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
 from zerowaste_vae.engine.runtime.parking import Parking
+from zerowaste_vae.engine.tuning.layers import layers
 
 CPU = torch.device("cpu")
 WINOGRAD = DEFAULTS.switched(on=["winograd"])
@@ -115,6 +116,15 @@ def test_published(convolutions, name, dtype):
         weights = [walk.network(half).nbytes for walk in (direct, tiled)]
         assert weights[0] < weights[1] <= 16 / 9 * weights[0]
         assert sizes[1] - sizes[0] <= weights[1] - weights[0] + (1 << 20)
+
+
+def test_tuning_leaves_it_alone():
+    """Each width has one schedule: what is tuned are the layers of other forms."""
+    one, here = by_name("seedvr2"), prebuilt("card", 120, "C")
+    walk = FusedWalk(one, one.published.config, torch.float16, WINOGRAD)
+    walk.tiles = lambda half: True
+    kinds = [layer.kind for layer in layers(walk, here)]
+    assert kinds and not any(k.channels == k.outputs and k.phases == 1 and not k.strided for k in kinds)
 
 
 @pytest.mark.parametrize(("sm", "letter", "tiles"), [

@@ -4,13 +4,13 @@ any card from sm_80 on compiles it."""
 from __future__ import annotations
 
 import ctypes
-import functools
 import struct
 
 import torch
 from torch import Tensor
 
 from ...prebuilt.driver import driver
+from ...prebuilt.launch import written
 from ..arguments import by_phase
 from ..schedules import SMALL_PLANE
 from ..types import Epilogue, Geometry, Partials, Weight, stat_span
@@ -57,7 +57,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     (top, left), residual = geometry.origin, out if epilogue.residual is None else epilogue.residual
     blocks = k // form.outputs
     tensors = (x, weight.data, out, residual, epilogue.bias, partials and partials.data)
-    function = _loaded(x.get_device(), form)
+    function = written(x.get_device(), form.symbol, repr(form), form.shared, lambda: text(form))
     block = ctypes.create_string_buffer(_PACKED.size)
     _PACKED.pack_into(
         block, 0, *(0 if t is None else t.data_ptr() for t in tensors), slots, start, rows * pitch, pitch,
@@ -69,9 +69,3 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     stream = torch._C._cuda_getCurrentRawStream(x.get_device())
     driver().launch(x.get_device(), function, (blocks * across * down * d,), form.threads, form.shared, stream, places)
     return partials
-
-
-@functools.lru_cache(maxsize=256)
-def _loaded(device: int, form: Form) -> int:
-    """Return the driver's handle of a text on a device."""
-    return driver().load(device, text(form).encode(), form.symbol, form.shared)
