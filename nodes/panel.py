@@ -224,7 +224,7 @@ def answer(
     if plan.bare and facts["kernels"]:
         facts |= {"kernels": "", "kernels_off": PLAIN_TILES}
     shown = plan_facts(plan, batch, latents, architecture, colours_of(config)[1], request.dtype)
-    if not (off or plan.tiled or plan.emulated):
+    if not (off or plan.tiled or plan.reference):
         model = here, architecture, config, precision
         facts |= expected_facts(*model, (latents, height, width), batch, q.options)
     count, free = shown["batch"] * shown["frames"], None if machine.half_ram is None else 2 * machine.half_ram
@@ -271,7 +271,7 @@ def plan_facts(
     width, height = s * cols.length, s * rows.length
     facts: dict[str, object] = {
         "fits": True, "text": labelled(plan.describe()), "note": labelled(plan.note),
-        "mode": "blended" if plan.tiled else "untiled", "fused": plan.fused and not plan.emulated,
+        "mode": "blended" if plan.tiled else "untiled", "fused": plan.fused and not plan.reference,
         "spatial": s, "still": still,
         "batch": batch, "frames": frames, "latents": latents, "width": width, "height": height,
         "tile_width": s * cols.size, "tile_height": s * rows.size, "tiles": len(plan.grid),
