@@ -38,7 +38,8 @@ def test_what_no_frame_depends_on_may_be_there(family):
 
 
 @pytest.mark.parametrize("name", [
-    "loss.discriminator.main.0.weight", "loss.logvar", "optimizer.state.0", "optimizer_states.0", "ema_decoder.weight",
+    "loss.discriminator.main.0.weight", "loss.logvar", "optimizer.state.0", "optimizer_states.0", "optimizer_d.step",
+    "loss_fn.weight", "ema_decoder.weight",
     "ema.decay", "model_ema.num_updates", "model_ema.decay", "discriminator.main.0.weight", "epoch", "global_step",
     "decoder.norm.num_batches_tracked",
     "model.diffusion_model.input_blocks.0.0.weight", "cond_stage_model.transformer.weight", "text_encoders.t5.weight",
