@@ -13,6 +13,7 @@ from .small import SMALL, small
 UNUSED = {
     "ltx": "per_channel_statistics.mean-of-stds", "ltx-diffusion": "per_channel_statistics.channel",
     "cosmos": "decoder.unpatcher3d._arange", "hunyuanvideo1.5": "decoder.mid.block_1.temb_proj.weight",
+    "hunyuanvideo": "decoder.mid.block_2.temb_proj.bias",
     "hunyuanimage": "encoder.mid.block_2.temb_proj.bias", "hunyuanimage-refiner": "decoder.mid.block_1.temb_proj.bias",
     "qwenimage2.1": "decoder.upsamples.0.upsamples.3.time_conv.weight",
     "mage": "decoder.y_embedder.bottleneck.weight", "svd": "post_quant_conv.weight", "flux2": "bn.num_batches_tracked",
