@@ -20,6 +20,8 @@ NAMES = Names(conv1="conv1.conv", conv2="conv2.conv", conv_shortcut="nin_shortcu
 PARTS = Parts("norm", "q", "k", "v", "proj_out", convs=3)
 #: Latents per chunk. An encoder's first chunk is only the first frame.
 CHUNK = 2
+#: Products of a time that these networks do not take, in ComfyUI's class.
+UNUSED = r"(en|de)coder\.mid\.block_\d\.temb_proj\."
 
 
 class Config(Sizes):
@@ -102,6 +104,7 @@ ARCHITECTURE = Architecture(
         "HunyuanVideo", Config((128, 256, 512, 512), (128, 256, 512, 512)), r"hunyuan[ _.-]*video",
         ("hunyuan", "kandinsky", "skyreels"),
     ),
+    unused=UNUSED,
 )  # fmt: skip
 #: Diffusers' names; they map to the original ones as those of image VAEs do.
 DIFFUSERS = KeySet(

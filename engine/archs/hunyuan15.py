@@ -15,12 +15,10 @@ from ..network.ops.resnet import Res
 from ..network.ops.shortcut import ShortcutDown, ShortcutUp
 from ..network.program import STEP, TILES, Program, Step
 from .arch import Architecture, KeySet, Published, Shapes, Sizes, Widths, both_widths, in_either_half, latent_of
-from .hunyuan import NAMES, middle
+from .hunyuan import NAMES, UNUSED, middle
 
 #: Number of resolutions, each half of the one before.
 LEVELS = 5
-#: Products of a time that these networks have not, in ComfyUI's class.
-UNUSED = r"(en|de)coder\.mid\.block_\d\.temb_proj\."
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from ..network.ops.resnet import Res
 from ..network.ops.shortcut import ShortcutDown, ShortcutUp
 from ..network.program import STEP, TILES, Program, Step
 from .arch import Architecture, KeySet, Published, Shapes, Sizes, both_widths, groups_of, latent_of
-from .hunyuan15 import UNUSED, check_shortcuts
+from .hunyuan import UNUSED
+from .hunyuan15 import check_shortcuts
 from .kl import NAMES, middle
 
 #: Number of resolutions, each half of the one before.

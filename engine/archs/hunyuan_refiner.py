@@ -13,8 +13,8 @@ from ..network.ops.resnet import Names, Res
 from ..network.ops.shortcut import ShortcutDown, ShortcutUp
 from ..network.program import STEP, TILES, Program
 from .arch import Architecture, KeySet, Published, Shapes, Sizes, groups_of
-from .hunyuan import middle
-from .hunyuan15 import UNUSED, sizes
+from .hunyuan import UNUSED, middle
+from .hunyuan15 import sizes
 
 NAMES = Names(conv_shortcut="nin_shortcut")
 #: Frames that represent one picture.

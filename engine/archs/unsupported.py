@@ -86,8 +86,8 @@ _KINDS = (
 #: What training leaves in files.
 _TRAINING = re.compile(
     r"(^|\.)(num_batches_tracked|position_ids)$"
-    r"|^(loss(es)?|perceptual_loss|lpips|discriminator\w*|optimizers?(_states?)?|lr_schedulers?|callbacks|loops"
-    r"|ema(_\w+)?|model_ema|teacher|epoch|global_step|step)(\.|$)"
+    r"|^(loss(es|_\w+)?|perceptual_loss|lpips|discriminator\w*|optimizers?(_\w+)?|lr_schedulers?|grad_scaler"
+    r"|callbacks|loops|hyper_parameters|ema(_\w+)?|model_ema|teacher|epoch|global_step|step)(\.|$)"
 )
 #: Other components of a whole checkpoint.
 _COMPONENTS = re.compile(

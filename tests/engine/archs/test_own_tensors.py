@@ -13,6 +13,7 @@ from .small import SMALL, small
 UNUSED = {
     "ltx": "per_channel_statistics.mean-of-stds", "ltx-diffusion": "per_channel_statistics.channel",
     "cosmos": "decoder.unpatcher3d._arange", "hunyuanvideo1.5": "decoder.mid.block_1.temb_proj.weight",
+    "hunyuanvideo": "decoder.mid.block_2.temb_proj.bias",
     "hunyuanimage": "encoder.mid.block_2.temb_proj.bias", "hunyuanimage-refiner": "decoder.mid.block_1.temb_proj.bias",
     "qwenimage2.1": "decoder.upsamples.0.upsamples.3.time_conv.weight",
     "mage": "decoder.y_embedder.bottleneck.weight", "svd": "post_quant_conv.weight", "flux2": "bn.num_batches_tracked",
@@ -38,7 +39,8 @@ def test_what_no_frame_depends_on_may_be_there(family):
 
 
 @pytest.mark.parametrize("name", [
-    "loss.discriminator.main.0.weight", "loss.logvar", "optimizer.state.0", "optimizer_states.0", "ema_decoder.weight",
+    "loss.discriminator.main.0.weight", "loss.logvar", "optimizer.state.0", "optimizer_states.0", "optimizer_d.step",
+    "loss_fn.weight", "ema_decoder.weight",
     "ema.decay", "model_ema.num_updates", "model_ema.decay", "discriminator.main.0.weight", "epoch", "global_step",
     "decoder.norm.num_batches_tracked",
     "model.diffusion_model.input_blocks.0.0.weight", "cond_stage_model.transformer.weight", "text_encoders.t5.weight",
