@@ -18,7 +18,9 @@ from pathlib import Path
 VERSION = "0.38.1"
 #: Folders of a checkout that hold a user's own files.
 USERS = (".git", "models", "input", "output", "temp", "user")
-CHOICE = '"encode_as": (["Auto", "Video Frames", "Individual Images"], {"default": "Auto", "advanced": True}),'
+#: Optional here, so that prompts from before it run; the real one may want it.
+CHOICE = ('"optional": {"encode_as": (["Auto", "Video Frames", "Individual Images"], {"default": "Auto", '
+          '"advanced": True})}')
 TOLD = 'not_video={"Individual Images": True, "Video Frames": False}.get(encode_as)'
 
 #: Of a state dict newer hosts ask where its tensors lie, to read them again rather than hold them in memory.
@@ -139,7 +141,7 @@ def pictures_or_a_clip(copy: Path) -> None:
     """VAE Encode and its tiled twin ask what several images are, and always tell the VAE."""
     path = copy / "nodes.py"
     edit(path,
-         ('"pixels": ("IMAGE", ), "vae": ("VAE", )}}', f'"pixels": ("IMAGE", ), "vae": ("VAE", ), {CHOICE}}}}}', 1),
+         ('"pixels": ("IMAGE", ), "vae": ("VAE", )}}', f'"pixels": ("IMAGE", ), "vae": ("VAE", )}}, {CHOICE}}}', 1),
          ("    def encode(self, vae, pixels):\n        t = vae.encode(pixels)",
           f'    def encode(self, vae, pixels, encode_as="Auto"):\n        t = vae.encode(pixels, {TOLD})', 1),
          ("pixels, tile_size, overlap, temporal_size=64, temporal_overlap=8):",
@@ -147,8 +149,8 @@ def pictures_or_a_clip(copy: Path) -> None:
          ('tile_t=temporal_size, overlap_t=temporal_overlap)\n        return ({"samples": t}, )',
           f'tile_t=temporal_size, overlap_t=temporal_overlap, {TOLD})\n        return ({{"samples": t}}, )', 1))
     text = path.read_text("utf-8")
-    (inputs,) = re.finditer(r"class VAEEncodeTiled:.*?(?=\n +\}\})", text, re.DOTALL)
-    path.write_text(f"{text[:inputs.end()]}\n{' ' * 29}{CHOICE}{text[inputs.end():]}", "utf-8")
+    (inputs,) = re.finditer(r"class VAEEncodeTiled:.*?\n +\}(?=\}\n)", text, re.DOTALL)
+    path.write_text(f"{text[:inputs.end()]}, {CHOICE}{text[inputs.end():]}", "utf-8")
     edit(copy / "comfy/sd.py",
          ("    def encode(self, pixel_samples):\n", "    def encode(self, pixel_samples, not_video=None):\n", 1),
          ("tile_t=None, overlap_t=None):\n        self.throw_exception_if_invalid()\n        pixel_samples",
