@@ -233,10 +233,12 @@ TOGGLES: dict[str, Toggle] = {
     ),
     "winograd": Toggle(
         "Winograd convolutions",
-        "Convolutions with a third fewer products, of rounded sums and differences of neighbouring values. Frames have "
-        "other bits, and about 2 dB more rounding; histories on the GPU take twice the memory.",
+        "Convolutions with fewer products, of rounded sums and differences of neighbouring values. Frames have other "
+        "bits, and about 2 dB more rounding. Consumer cards in 16 bit: four ninths of the products, weights of nearly "
+        "twice the size. Other cards, and 8 bit: two thirds, and histories on the GPU take twice the memory.",
         True, _kernels, _fused_only,
-        "other bits, histories of twice the size on the GPU, and slower where a limit has them wait in host memory",
+        "other bits; except in 16 bit on consumer cards histories of twice the size on the GPU, and slower where a "
+        "limit has them wait in host memory",
     ),
 }  # fmt: skip
 DEFAULTS = Options()

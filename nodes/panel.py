@@ -271,7 +271,7 @@ def plan_facts(
     width, height = s * cols.length, s * rows.length
     facts: dict[str, object] = {
         "fits": True, "text": labelled(plan.describe()), "note": labelled(plan.note),
-        "mode": "blended" if plan.tiled else "untiled", "fused": plan.fused and not plan.emulated,
+        "mode": "blended" if plan.tiled else "untiled", "fused": plan.fused and not plan.reference,
         "spatial": s, "still": still,
         "batch": batch, "frames": frames, "latents": latents, "width": width, "height": height,
         "tile_width": s * cols.size, "tile_height": s * rows.size, "tiles": len(plan.grid),

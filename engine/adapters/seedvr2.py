@@ -121,7 +121,7 @@ def _windows(length: int, size: int, overlap: int, before: int, after: int, ramp
     overlap = max(0, min(overlap, size - 1))
     if before > after:
         ramp = overlap
-    rise = 0.5 - 0.5 * torch.cos(torch.linspace(0, 1, ramp) * torch.pi)
+    rise = 0.5 - 0.5 * torch.cos(torch.linspace(0, 1, ramp, dtype=torch.float32, device="cpu") * torch.pi)
     windows = []
     for start in range(0, length, max(1, size - overlap)):
         end = min(start + size, length)

@@ -40,7 +40,8 @@ def blended(
             y = run(x[..., row.start : row.end, column.start : column.end]).float().cpu()
             mask = weight(row.weights(y.shape[-2])[:, None], column.weights(y.shape[-1])[None])
             if total is None:
-                total, weights = torch.zeros(*y.shape[:3], *size), torch.zeros(size)
+                total = torch.zeros(*y.shape[:3], *size, dtype=torch.float32, device="cpu")
+                weights = torch.zeros(size, dtype=torch.float32, device="cpu")
             part = slice(row.at, row.at + y.shape[-2]), slice(column.at, column.at + y.shape[-1])
             total[..., part[0], part[1]] += y * mask
             weights[part] += mask
@@ -50,7 +51,7 @@ def blended(
 def edges(count: int, before: Tensor | None, after: Tensor | None) -> Tensor:
     """Return weights of `count` samples: 1, rising as `before` at their beginning and falling as `after` at their
     end."""
-    weights = torch.ones(count)
+    weights = torch.ones(count, dtype=torch.float32, device="cpu")
     if before is not None:
         weights[: len(before)] = before[:count]
     if after is not None and len(after):

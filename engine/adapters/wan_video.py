@@ -150,7 +150,7 @@ def _windows(length: int, size: int, stride: int, scale: float) -> Sequence[Wind
         return int(n * scale) if scale >= 1 else n // round(1 / scale)
 
     shared = out(size - stride)
-    ramp = torch.arange(1, shared + 1, dtype=torch.float32) / shared if shared else torch.ones(0)
+    ramp = torch.arange(1, shared + 1, dtype=torch.float32, device="cpu") / max(shared, 1)
     windows = []
     for start in range(0, length, stride):
         if start >= stride and start - stride + size >= length:

@@ -1,4 +1,5 @@
-"""Benchmark of a layer (norm_act and conv3d), direct and in Winograd form; `tune` times other tiles.
+"""Benchmark of a layer (norm_act and conv3d), direct and in Winograd form, on consumer cards in both of these; `tune`
+times other tiles.
 
 Rates are of the direct form's products, so that they compare. The direct form is measured twice, before and after the
 others, which shows a GPU that slows down within a case."""
@@ -9,7 +10,16 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ..kernels.conv3d import Epilogue, buffer_shape, conv3d, pack_planes, pack_weight, padded_channels
+from ..kernels.conv3d import (
+    Epilogue,
+    buffer_shape,
+    conv3d,
+    pack_planes,
+    pack_tiles,
+    pack_weight,
+    padded_channels,
+    winograd2d,
+)
 from ..kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from ..kernels.targets import FP8, target
 from .rows import Meter, Row
@@ -62,6 +72,8 @@ def layer(bench: Meter, shape: tuple[int, int, int, int], dtype: torch.dtype) ->
         "Winograd": (torch.zeros(d + 2, *buffer_shape(h, w, wide), dtype=dtype, device=bench.device),
                      pack_planes(weight, dtype)),
     }
+    if target(bench.device).tiles and winograd2d.takes(dtype, c, c):
+        forms["Winograd in registers"] = torch.zeros_like(forms["direct"][0]), pack_tiles(weight, dtype)
 
     def normed(form: str) -> None:
         store = Store(scale=scale, rounded=form == "Winograd")

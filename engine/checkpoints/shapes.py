@@ -77,7 +77,8 @@ def restore_shapes(checkpoint: Checkpoint, expected: Mapping[str, Shape]) -> Che
 def _restore(name: str, tensor: torch.Tensor, expected: Shape, path: Path) -> torch.Tensor:
     stored = tuple(tensor.shape)
     if tensor.numel() == math.prod(expected):
-        if _squeeze(stored) == _squeeze(expected):
+        # Axes of length 1 may be missing, or added, but not moved past others: the weight could be a transposed one.
+        if _without_ones(stored, expected) or _without_ones(expected, stored):
             return tensor.reshape(expected)
         # stable-diffusion.cpp merges the two channel dimensions of a convolution.
         if len(expected) > 3 and _squeeze(stored) == _squeeze((expected[0] * expected[1], *expected[2:])):
@@ -89,6 +90,12 @@ def _restore(name: str, tensor: torch.Tensor, expected: Shape, path: Path) -> to
             once(f"{path.name}: convolutions are stored as flat rows without their shapes; the architecture's are used")
             return tensor.reshape(expected)
     raise failure(path, f"tensor {name} has the shape {stored}, expected {expected}")
+
+
+def _without_ones(short: Shape, long: Shape) -> bool:
+    """Return whether `short` is `long` without some of its axes of length 1."""
+    rest = iter(long)
+    return _squeeze(short) == _squeeze(long) and all(any(n == size for n in rest) for size in short)
 
 
 def _squeeze(shape: Shape) -> Shape:

@@ -117,8 +117,9 @@ class FusedComponents:
         if not self._walk.in_8_bit(half):
             return self._pack(half, self._model)
         options, place = self._options, self._store.prepared(half)
-        made_from = recipe(self._walk.operands(half), options.composed_upsample, options.flash_attention,
-                           options.winograd)  # fmt: skip
+        operands = self._walk.operands(half)
+        made_from = recipe(operands, options.composed_upsample, options.flash_attention, options.winograd,
+                           *["tiles"] * operands.tiles)  # fmt: skip
         network = None if place is None else load(self._walk.network(half), place, made_from, self._device)
         if network is None:
             network = self._pack(half, self._model)

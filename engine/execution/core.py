@@ -85,7 +85,7 @@ class Core(Calls):
         )  # fmt: skip
         self._choices = Choices(self.planner.walk, self.device, self._mixed.mode)
         self._choices.read_ahead(half for half in ("decoder", "encoder") if getattr(model, half) is not None)
-        self.planner.walk.lacks = self._choices.lacks
+        self.planner.walk.lacks, self.planner.walk.tiles = self._choices.lacks, self._choices.tiles
         self._fused = FusedComponents(model, self.planner.walk, self.device, self.store)
         self._tiled = NativeComponents(model, dtype, options, self._mixed.mode.kind)
 

@@ -58,6 +58,12 @@ class Target:
         return (80 <= self.sm < 90 or self.sm >= 120) and self.triton in GLUON
 
     @property
+    def tiles(self) -> bool:
+        """Return True if convolutions in 16 bit have their Winograd form in registers. It pays where products are slow
+        beside everything else: in the code of consumer generations."""
+        return self.kernels and (self.sm in (86, 89) or self.sm >= 120)
+
+    @property
     def wgmma(self) -> bool:
         """Return True if groups of four warps multiply from shared memory, and the Triton is one whose lower-level
         language this pack's kernels for that are written in."""

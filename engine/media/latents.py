@@ -16,7 +16,6 @@ from .. import log
 from ..checkpoints.safetensors_file import Entry, opened, read_values
 from ..errors import CheckpointError, InputError, one_line
 from ..request import check_dense
-from ..runtime.scope import as_usual
 from ..system.finite import all_finite
 from ..system.words import many
 from ..system.writing import naming, replacing, stamp, write_tensors
@@ -98,7 +97,6 @@ class LatentFile:
         self._first = item or 0
         self.shape = torch.Size(whole if item is None else [1, *whole[1:]])
 
-    @as_usual()
     def __getitem__(self, place: tuple[int, slice, slice]) -> torch.Tensor:
         """Return [C, n, h, w] in float32; the slice of channels must be all of them."""
         clip, _, frames = place

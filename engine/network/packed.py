@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..kernels.conv3d import Weight, pack_planes, pack_weight
-from ..kernels.conv3d.winograd import takes
+from ..kernels.conv3d import Weight, pack_planes, pack_tiles, pack_weight, winograd, winograd2d
 from ..kernels.norm_act import Norm
 from ..precision.forms import Balancer, Form, Operands
 from ..runtime.weights import Conv
@@ -27,10 +26,14 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
     strided = stride != (1, 1, 1)
     # Values that no norm bounds may be so large that the differences Winograd takes overflow.
     suits = normed and not strided and kernel.shape[3:] == (3, 3)
-    planes = operands.winograd and suits and takes(form.dtype, c, n)
+    tiles = operands.winograd and operands.tiles and suits and winograd2d.takes(form.dtype, c, n)
+    other = form.dtype.itemsize == 1 or not operands.tiles
+    planes = operands.winograd and suits and other and winograd.takes(form.dtype, c, n)
     early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided and not conv.after
 
     def make(balancer: Balancer | None) -> tuple[Weight, Tensor]:
+        if tiles:  # 16 bit only: there are no scales to balance
+            return pack_tiles(kernel, form.dtype, early=early), conv.bias.float()
         pack = pack_planes if planes else pack_weight
         return pack(kernel, form.dtype, early=early, balance=balancer), conv.bias.float()
 

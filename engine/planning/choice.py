@@ -69,7 +69,7 @@ class Choices:
             return
         here = ways(self._device, self._walk.options.kernels)[0]  # the first choice; a component may run another
         if here.set is not None:
-            read_ahead(self._index, here.way, map(self._use, halves))
+            read_ahead(self._index, here.way, (_use(self._walk, half, self._mode, here) for half in halves))
 
     @contextmanager
     def loading(self, half: str) -> Iterator[None]:
@@ -84,7 +84,8 @@ class Choices:
             yield
             return
         with ThreadPoolExecutor(1) as pool:
-            loaded = pool.submit(preload, self._index, here.way, self._use(half), min(THREADS, cores()))
+            use = _use(self._walk, half, self._mode, here)
+            loaded = pool.submit(preload, self._index, here.way, use, min(THREADS, cores()))
             yield
         loaded.result()
 
@@ -93,13 +94,15 @@ class Choices:
         """The device's number, as torch counts."""
         return torch.cuda.current_device() if self._device.index is None else self._device.index
 
-    def _use(self, half: str) -> str:
-        return use_id(*_model(self._walk, half), self._mode.kind, self._mode.half_accumulate)
-
     def lacks(self, half: str) -> str | None:
         """Return why no kernels run a component on this device; None: some do, or there is no CUDA GPU."""
         here = self.of(half)
         return None if here is None or here.kernels else here.notes[0]
+
+    def tiles(self, half: str) -> bool:
+        """Return whether a component's convolutions in Winograd form are those in registers, in 16 bit."""
+        here = self.of(half)
+        return here is not None and here.tiles
 
     def lacks_any(self, halves: Iterable[str]) -> str | None:
         """Return the reason of the first of these components that has kernels, but none here, or None."""
@@ -160,7 +163,7 @@ def lacks(walk: FusedWalk, half: str, mode: Mode, here: Target, cuda: int | None
             need a newer one. None: it is not known, or not this machine's.
     """
     model = _model(walk, half)
-    use = use_id(*model, mode.kind, mode.half_accumulate)
+    use = _use(walk, half, mode, here)
     # Notes on other ways change no kernel; without them the cache of `needs` hits.
     wanted = partial(needs, *model, replace(here, passed=()), mode.kind, mode.half_accumulate)
     try:
@@ -172,6 +175,15 @@ def lacks(walk: FusedWalk, half: str, mode: Mode, here: Target, cuda: int | None
         return too_old(cuda, sets.version(here.way, use, wanted)) or None
     except SetError as error:
         return str(error)
+
+
+def _use(walk: FusedWalk, half: str, mode: Mode, here: Target) -> str:
+    """Return the name of a component's kernels in the index of the set of `here`. The Winograd form in registers is in
+    no set, and runs beside the kernels of the direct form; 8-bit layers have the other one."""
+    *model, options = _model(walk, half)
+    if here.tiles and mode.kind is None:
+        options = replace(options, winograd=False)
+    return use_id(*model, options, mode.kind, mode.half_accumulate)
 
 
 def _cuda() -> int | None:

@@ -46,6 +46,8 @@ class FusedWalk:
         self.launched = 1
         #: lacks(half): why this machine has no kernels to run that component; None: it has them.
         self.lacks: Callable[[str], str | None] = lambda half: None
+        #: tiles(half): whether convolutions of that component in Winograd form are those in registers, in 16 bit.
+        self.tiles: Callable[[str], bool] = lambda half: False
         self._policies: dict[str, Policy] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
 
@@ -72,7 +74,8 @@ class FusedWalk:
     def operands(self, half: str) -> Operands:
         """Return the operands that the component is packed for."""
         winograd = self.options.winograd and self._programs[half].planes
-        return Operands(self.dtype, self._policies.get(half, EXACT), winograd=winograd)
+        return Operands(self.dtype, self._policies.get(half, EXACT), winograd=winograd,
+                        tiles=winograd and self.tiles(half))  # fmt: skip
 
     def in_8_bit(self, half: str) -> bool:
         """Check if at least some convolutions of the component are in 8 bit."""

@@ -74,6 +74,7 @@ def launches(
         Keys of the kernels; empty where the component has no fused kernels.
     """
     walk = FusedWalk(architecture, config, dtype, options)
+    walk.tiles = lambda half: here.tiles
     with recording(here) as calls, measured(schedules, here), torch.inference_mode(False), torch.no_grad():
         if half in walk.halves:
             walk.use(half, policy)

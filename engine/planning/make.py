@@ -66,7 +66,7 @@ def without_weights(
         lambda: Torch.on(device, dtype, options.tf32), rates,
     )
     choices = Choices(planner.walk, device, mode, probe=False)
-    planner.walk.lacks = choices.lacks
+    planner.walk.lacks, planner.walk.tiles = choices.lacks, choices.tiles
     return planner, choices, off or "", mode
 
 

@@ -125,7 +125,7 @@ class NativeOptions:
                 tile = (height // own.unit, width // own.unit)
                 over = (height % own.unit, width % own.unit)
                 peak = self._plain.peak("encoder", latents, steps, tile, tile, over, self._how())
-            yield Plan(steps, whole, peak + besides, fused, own=how)
+            yield Plan(steps, whole, peak + besides, fused, own=how, reference=fused and ask.cpu)
 
 
 def layer_bytes(step: Tokens, dtype: torch.dtype, kind: str | None) -> int:

@@ -104,7 +104,7 @@ class Plan:
         tiles = f"{len(self.grid)} blended tiles" if self.tiled else "untiled"
         frames = f", {many(self.steps.frames, 'frame')} per step at full size" if self.steps.frames else ""
         eager = "steps with kernels of their own" if self.launches else "plain torch"
-        fused = f"fused network on the {REFERENCE}" if self.reference else "fused kernels"
+        fused = REFERENCE if self.reference else "fused kernels"
         kernels = fused if self.fused else eager
         what = "histories parked" if self.fused else "noise"
         chunks = f"{many(self.steps.latents, 'latent')} per chunk{frames}"

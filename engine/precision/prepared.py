@@ -94,7 +94,7 @@ def _opened(path: Path) -> Iterator[tuple[Mapping[str, str], set[str], Callable[
     from safetensors import safe_open
     from safetensors.torch import load
 
-    with ExitStack() as stack:
+    with torch.device("cpu"), ExitStack() as stack:  # the library names no device when it makes tensors
         try:
             file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
             found = file.metadata() or {}, set(file.keys()), file.get_tensor

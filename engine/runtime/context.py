@@ -96,7 +96,7 @@ class ExecutionContext(Memory):
         if self.walk.open:
             weight = pieces[0][0] if pieces else conv.weight
             self._called(conv, weight, out, geometry, groups, residual is not None)
-            return self.walk.sums(out, groups, conv.weight.phases[1:], conv.weight.winograd)
+            return self.walk.sums(out, groups, conv.weight.phases[1:], conv.weight)
         return self.joined(parts)
 
     def pointwise(

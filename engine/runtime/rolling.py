@@ -112,7 +112,7 @@ def _walk(
     if run.walk.open:
         weight = layers[-1].conv.weight
         whole = torch.empty(1, height, width, channels, device="meta", dtype=torch.float32)
-        return run.walk.sums(whole, layers[-1].groups, weight.phases[1:], weight.winograd), (height, width)
+        return run.walk.sums(whole, layers[-1].groups, weight.phases[1:], weight), (height, width)
     return run.joined(walk.parts), (height, width)
 
 

@@ -36,8 +36,9 @@ _EFFICIENT = Setting(_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient
 
 @contextmanager
 def as_usual(*kinds: str) -> Iterator[None]:
-    """Let torch compute inside as in a new process, whatever the caller has set: without autocast, with float32 and a
-    CPU where no type or device is named, in full fp32 on a CPU, and not in deterministic mode.
+    """Let torch compute inside as in a new process, whatever the caller has set: without autocast, with float32 where
+    no type is named, in full fp32 on a CPU, and not in deterministic mode. Not the device of new tensors: code of ours
+    names it, and the caller's code, such as an iterable of frames that is read inside, finds its own.
 
     Enter it where a call comes from outside; it also decorates functions. Process-wide settings are restored when the
     last of the calls that overlap is over, also after an error.
@@ -53,8 +54,6 @@ def as_usual(*kinds: str) -> Iterator[None]:
             # Nearly always it is so, and holding all of them takes 40 us. "none": nobody asks for less than "ieee".
             if not setting.is_one_of(setting.exact, "none"):
                 stack.enter_context(setting.hold(setting.exact))
-        if torch.empty(0).device.type != "cpu":  # the caller's default; code of ours names one, libraries may not
-            stack.enter_context(torch.device("cpu"))
         yield
 
 

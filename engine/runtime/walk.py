@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..kernels.conv3d import Partials, sums_bytes
+from ..kernels.conv3d import Partials, Weight, sums_bytes
 
 
 class Walk:
@@ -40,13 +40,15 @@ class Walk:
         if full * size < count:
             yield full * size, count
 
-    def sums(self, out: Tensor, groups: int, phases: tuple[int, int] = (1, 1), planes: bool = False) -> Partials | None:
+    def sums(self, out: Tensor, groups: int, phases: tuple[int, int] = (1, 1),
+             weight: Weight | None = None) -> Partials | None:  # fmt: skip
         """Return a stand-in for the sums of `out` [D, H, W, K], which counts as long as it is referenced.
 
-        phases, planes: as for `sums_bytes`."""
+        phases: as for `sums_bytes`. weight: of the convolution that makes them, if it has a Winograd form."""
         if not groups:
             return None
-        return self._stand_in(sums_bytes(tuple(out.shape), groups, phases, planes))
+        planes, tiles = (False, False) if weight is None else (weight.winograd, weight.tiles)
+        return self._stand_in(sums_bytes(tuple(out.shape), groups, phases, planes, tiles))
 
     def joined(self, parts: list[Partials | None], count: int, first: int) -> Partials | None:
         """Return a stand-in for the sums of `count` frames, given those of parts, the first of `first` frames."""

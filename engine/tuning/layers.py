@@ -77,6 +77,8 @@ def layers(walk: FusedWalk, target: Target, sizes: Iterable[tuple[int, int]] = S
             made = walk.run(half, height // spatial, width // spatial).calls.values()
             whole = sum(call.work for call in made)
             for call in made:
+                if call.weight.tiles:  # there is one schedule for each width
+                    continue
                 layer = _layer(call, target)
                 shares[layer.kind] += call.work / whole
                 calls[layer.kind] = max(layer, calls.get(layer.kind, layer), key=lambda one: one.flop)

@@ -39,8 +39,8 @@ def test_packing(fresh, noise, monkeypatch):
     for stages in (["plan", "weights", "decode"], ["plan", "decode"]):
         fresh.decode(noise(1, 16, 1, 2, 2))
         assert list(fresh.last_report.seconds) == stages
-    assert fresh.last_report.mode == "fused network on the reference operators (NDHWC)"  # of a CPU
-    assert fresh.last_report.plan.startswith("fused network on the reference operators, untiled")
+    assert fresh.last_report.mode == "reference operators (NDHWC)"  # of a CPU
+    assert fresh.last_report.plan.startswith("reference operators, untiled")
     fresh.encode(torch.rand(1, 16, 16, 3))
     assert list(fresh.last_report.seconds) == ["plan", "weights", "encode"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from running import inside
 from zerowaste_vae.engine.media.clips import read_video
 from zerowaste_vae.engine.media.mp4 import write_mp4
 from zerowaste_vae.engine.media.sound import read_sound
@@ -126,3 +127,47 @@ def test_errors_hide_folders(comfy):
     })  # fmt: skip
     assert run.status == "error" and run.error.strip().startswith("not_a_vae.safetensors: "), run.error
     assert str(comfy.base) not in run.error
+
+
+HELD = """
+import os, torch
+from pathlib import Path
+import folder_paths
+from zerowaste_vae.engine.media import mp4
+from zerowaste_vae.engine.system import patience
+from zerowaste_vae.nodes import conversion, decode
+from zerowaste_vae.nodes.settings import Settings
+vae = conversion.from_file(vae_file, "auto", None, Settings())
+temp, rename = Path(folder_paths.get_temp_directory()), os.replace
+patience.pause = lambda seconds: None
+before = set(temp.iterdir()) if temp.exists() else set()
+
+def run():
+    try:
+        decode.DecodeToVideo.execute({"samples": torch.zeros(1, 16, 2, 4, 4)}, vae, 24.0, "h264", 12, "yuv420p")
+    except Exception as error:
+        return str(error), {file.name: file for file in set(temp.iterdir()) - before}
+    raise AssertionError("nothing was denied")
+
+def denied(source, target):
+    if str(target).endswith(".mp4") and len(Path(target).name.split(".")) == 2:
+        raise PermissionError(13, "in use", str(source))
+    rename(source, target)
+
+os.replace = denied
+said, left = run()
+(whole,) = [name for name in left if name in said]
+assert "in use" in said and whole.endswith(".mp4") and len(left) == 2, (said, left)
+assert mp4.scan(next(file for name, file in left.items() if ".part." in name)).samples == 5
+for file in left.values():
+    file.unlink()
+mp4.Mp4Writer.write = lambda *_: 1 / 0  # nothing is finished
+said, left = run()
+assert "division" in said and not left, (said, left)
+print("kept")
+"""
+
+
+def test_a_finished_video_is_not_discarded(host_places, pack_folder):
+    """Its name is held by another program: the error names the file, in the temp folder. What is not finished goes."""
+    assert "kept" in inside(host_places, pack_folder, HELD)

@@ -21,7 +21,7 @@ export function translated(text, known) {
   if (found !== undefined) return found.replace(/#/g, () => numbers.shift());
   for (const [pattern, wording] of patterns(known)) {
     const places = pattern.exec(text)?.groups;
-    if (places) return wording.replace(/\{(\w+)\}/g, (_, name) => translated(places[name], known));
+    if (places) return wording.replace(/\{(\w+)\}/g, (_, name) => translatedAll(places[name], known));
   }
   return text;
 }
@@ -29,5 +29,8 @@ export function translated(text, known) {
 /** The same of several sentences with semicolons between them; what stands in brackets belongs to one. */
 export function translatedAll(text, known) {
   const whole = translated(text, known);
-  return whole !== text ? whole : text.split(/; (?![^(]*\))/).map((part) => translated(part, known)).join("; ");
+  if (whole !== text) return whole;
+  const parts = text.split(/; (?![^(]*\))/);
+  const told = parts.map((part) => translated(part, known));
+  return told.some((part, i) => part !== parts[i]) ? told.join(known["; "] ?? "; ") : text;
 }

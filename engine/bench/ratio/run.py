@@ -124,7 +124,12 @@ class Ratio:
         from triton import knobs
         from triton.backends.nvidia.compiler import CUDABackend
 
-        made = CUDABackend.make_cubin
+        made, driving = CUDABackend.make_cubin, driver()
+        load = driving.load
+
+        def loaded(device: int, ptx: bytes, symbol: str, shared: int) -> int:
+            """Of the kernels that this pack writes itself."""
+            return load(device, self.code(ptx.decode(), symbol), symbol, shared)
 
         def cubin(backend: Any, text: str, metadata: dict[str, Any], *rest: Any) -> bytes:
             code, more = made(backend, text, metadata, *rest), repeated(text, self.factors, metadata["name"])
@@ -136,12 +141,13 @@ class Ratio:
         digest = sha256(repr(sorted(self.factors.items())).encode()).hexdigest()[:12]
         before = os.environ.get(_TRITON_CACHE)
         os.environ[_TRITON_CACHE] = str(Path(knobs.cache.dir) / f"ratio-{digest}")
-        CUDABackend.make_cubin = cubin
+        CUDABackend.make_cubin, driving.load = cubin, loaded
         try:
             _forget_compiled()
             yield
         finally:
             CUDABackend.make_cubin = made
+            del driving.load
             _forget_compiled()
             if before is None:
                 del os.environ[_TRITON_CACHE]

@@ -17,6 +17,9 @@ KINDS = {"f32": ("f16", "bf16"), "f16": ("f16",), "s32": ("s8", "u8")}
 SHARE = 0.05
 #: Products after which the repeated ones stand: as many lie between two of the same sums, which hides their latency.
 _GROUP = 8
+#: Products that stand alone, on the average fewer than so many beside each other, have their repeated ones spread.
+_ALONE = 4
+_LABEL = re.compile(r"([A-Za-z_$][\w$]*):")
 _MMA = re.compile(r"(mma\.sync\.aligned\.m16n8k(?:16|32)\.row\.col\.(?:satfinite\.)?(\w+)\.(\w+)\.\w+\.\w+) *"
                   r"\{([^}]*)\}, *\{([^}]*)\}, *\{([^}]*)\}, *\{([^}]*)\};")  # fmt: skip
 _OTHERS = re.compile(r"\b(wgmma|tcgen05|wmma|mma\.sp)\b")
@@ -55,7 +58,9 @@ def repeated(ptx: str, factors: Mapping[str, float], name: str) -> Repeated:
             out.extend(line for line, times in group if turn < times)
         group.clear()
 
-    for line in ptx.split("\n"):
+    lines = ptx.split("\n")
+    earlier = _earlier(lines)
+    for number, line in enumerate(lines):
         bare = line.strip()
         match = _MMA.fullmatch(bare)
         if match is None:
@@ -77,6 +82,10 @@ def repeated(ptx: str, factors: Mapping[str, float], name: str) -> Repeated:
         after[kind] += 1 + times
         zeros = ", ".join([_ZERO] * len(b.split(",")))
         out.append(line)
+        if number in earlier:
+            for one in earlier[number][:times]:
+                out.append(f"{operation} {{{one}}}, {{{a}}}, {{{zeros}}}, {{{one}}};")
+            continue
         group.append((f"{operation} {{{sums}}}, {{{a}}}, {{{zeros}}}, {{{sums}}};", times))
         if len(group) == _GROUP:
             flush()
@@ -85,6 +94,28 @@ def repeated(ptx: str, factors: Mapping[str, float], name: str) -> Repeated:
             raise RatioError(f"{name}: its {count} products with {kind} sums cannot be {factors[kind]:.2f} times as "
                              "many")  # fmt: skip
     return Repeated("\n".join(out), before, after)
+
+
+def _earlier(lines: list[str]) -> dict[int, list[str]]:
+    """Return, for the number of each line with a product in a loop whose products stand alone, the sums of the products
+    before it, the latest first: these are repeated behind it. On a card such a loop's loads and sums have the time of
+    the products around them; repeated ones at once would leave them none. Before a loop's first product come its last
+    ones: repeated products change no sum."""
+    found: dict[int, list[str]] = {}
+    labels = {match[1]: number for number, line in enumerate(lines) if (match := _LABEL.fullmatch(line.strip()))}
+    for end, line in enumerate(lines):
+        match = re.search(r"\bbra(?:\.uni)? +([\w$]+);", line)
+        if match is None or labels.get(match[1], end) >= end:
+            continue
+        body = range(labels[match[1]], end)
+        products = [number for number in body if _MMA.fullmatch(lines[number].strip())]
+        groups = sum(number - 1 not in products for number in products)
+        if len(products) < _GROUP or len(products) >= _ALONE * groups:
+            continue
+        sums = [_MMA.fullmatch(lines[number].strip())[4] for number in products]  # type: ignore[index]
+        for at, number in enumerate(products):
+            found[number] = [sums[(at - back) % len(sums)] for back in range(1, _GROUP)]
+    return found
 
 
 def _check(bare: str, name: str) -> None:

@@ -5,6 +5,7 @@ from .reference import frames_of
 from .schedules import sums_bytes
 from .types import Balance, Epilogue, Geometry, Partials, Pixels, Weight, pack_weight, padded_channels
 from .winograd import buffer_shape, pack_planes
+from .winograd2d import pack_tiles
 
 __all__ = [
     "Balance",
@@ -17,6 +18,7 @@ __all__ = [
     "conv3d",
     "frames_of",
     "pack_planes",
+    "pack_tiles",
     "pack_weight",
     "padded_channels",
     "sums_bytes",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -43,6 +45,17 @@ def finish(x: Tensor, weight: Weight, out: Tensor, epilogue: Epilogue, partials:
         ROUND=not out.dtype.is_floating_point, HEALTH=health is not None, UNIT=unit,
     )  # fmt: skip
     return Finish(tensors, numbers, strides, constants)
+
+
+def by_phase(weight: Weight, out: Tensor, epilogue: Epilogue) -> Iterator[tuple[Weight, Tensor, Epilogue]]:
+    """Yield the weight, output and epilogue of each phase, for forms that make one at a time."""
+    (pt, py, px), k = weight.phases, weight.out_channels
+    for number, (iy, ix, it) in enumerate(product(range(py), range(px), range(pt))):
+        place = slice(it, None, pt), slice(iy, None, py), slice(ix, None, px)
+        bias, residual = epilogue.bias, epilogue.residual
+        one = replace(epilogue, bias=None if bias is None else bias[number * k : number * k + k],
+                      residual=None if residual is None else residual[place])  # fmt: skip
+        yield weight.phase(number), out[place], one
 
 
 def accumulation(x: Tensor, epilogue: Epilogue, here: Target) -> dict[str, Any]:

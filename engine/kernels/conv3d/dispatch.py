@@ -19,6 +19,7 @@ from .tuned import chosen
 from .types import Epilogue, Geometry, Partials, Weight, stat_span
 from .winograd import launch as winograd
 from .winograd.planes import pairs_of
+from .winograd2d import launch as tiles
 
 _OPERANDS = (torch.float32, torch.float16, torch.bfloat16, FP8, torch.int8)
 _PLAIN, _NOTHING = Geometry(), Epilogue()
@@ -50,6 +51,8 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAI
     with on_device(x):
         if weight.winograd:
             return winograd.launch(x, weight, out, geometry, epilogue, start, here, schedule)
+        if weight.tiles:
+            return tiles.launch(x, weight, out, geometry, epilogue, start)
         return launch(x, weight, out, geometry, epilogue, start, first, here, schedule)
 
 
@@ -75,9 +78,15 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
         fits = x.shape[1] == 4 and columns == pairs_of(size[2])
         if not fits or geometry.stride != (1, 1, 1) or geometry.origin != (0, 0):
             raise ValueError(f"conv3d of planes {list(x.shape)} cannot make {list(out.shape)} ({geometry})")
-        if weight.phases != (1, 1, 1) and epilogue.groups:
-            raise ValueError("conv3d of planes makes no sums of outputs that lie between each other")
         columns = size[2] + 2
+    if (weight.winograd or weight.tiles) and weight.phases != (1, 1, 1) and epilogue.groups:
+        raise ValueError("conv3d in Winograd form makes no sums of outputs that lie between each other")
+    if weight.tiles and (geometry.stride != (1, 1, 1) or geometry.first_row % 2 or out.dtype != x.dtype
+                         or epilogue.pixels or epilogue.scale != 1.0):  # fmt: skip
+        raise ValueError(f"conv3d of tiles makes {x.dtype} with stride 1, from an even row on, not {out.dtype} "
+                         f"({geometry})")
+    if weight.tiles and out.data_ptr() == x.data_ptr() and not x.is_meta:
+        raise ValueError("conv3d in Winograd form cannot overwrite its input")
     if (reach[0] > x.shape[0] or not 0 <= start < x.shape[0] or reach[1] + geometry.origin[0] + extra[0] > rows
             or reach[2] + geometry.origin[1] + extra[1] > columns):
         raise ValueError(f"conv3d of {list(x.shape)} cannot fill {list(out.shape)} (start {start}, {geometry})")

@@ -12,6 +12,7 @@ from ..precision import exact_math
 from .schedules import ROW_BLOCK
 from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
 from .winograd.planes import PLANES, combined
+from .winograd2d import reference as tiles
 
 
 def cast(values: Tensor, dtype: torch.dtype, fmt: Pixels | None) -> Tensor:
@@ -106,10 +107,13 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             base = group * k
             part = frames[lo * geometry.stride[0] : (hi - 1) * geometry.stride[0] + weight.kernel[0]]
             own, rows = weight, weight.data[base : base + k]
-            if weight.winograd:
+            if weight.winograd or weight.tiles:
                 own = weight.phase(phase)
                 rows = own.data
-            y = product(part, rows, own, geometry, shift, (hi - lo, h, w))
+            if weight.tiles:
+                y = tiles.product(part, own, geometry.origin, (hi - lo, h, w))
+            else:
+                y = product(part, rows, own, geometry, shift, (hi - lo, h, w))
             y = y * epilogue.scale
             if weight.scale is not None:
                 y = y * weight.scale[base : base + k]

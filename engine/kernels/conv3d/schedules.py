@@ -196,10 +196,11 @@ SMALL_PLANE = 90 * 160
 ROW_BLOCK = 32
 
 
-def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 1), planes: bool = False) -> int:
+def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 1), planes: bool = False,
+               tiles: bool = False) -> int:  # fmt: skip
     """Return the most bytes, on any GPU, of the sums that a convolution's epilogue makes of `out` [D, H, W, K]. phases:
     rows and columns that each position of the input makes. planes: in Winograd form, whose tiles are pairs of
-    columns."""
+    columns. tiles: in that form in registers, of which a block is 8 rows of 32 columns at least."""
     d, h, w, k = out
     py, px = phases
     rows, pitch = h // py, w // px + 2
@@ -207,10 +208,13 @@ def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 
     if planes:
         pitch = -(-w // 2)
     full, rest = divmod(rows, ROW_BLOCK)
-    tiles = full * -(-ROW_BLOCK * pitch // tile) + -(-rest * pitch // tile)
+    blocks = full * -(-ROW_BLOCK * pitch // tile) + -(-rest * pitch // tile)
     # The narrowest slice of an epilogue is a quarter of the channels, and none is below 16 from 64 channels on.
-    span = stat_span(k, groups, min(16, max(k // 4, 1)))
-    return 4 * 2 * d * tiles * py * px * (k // span)
+    narrowest = min(16, max(k // 4, 1))
+    if tiles:
+        blocks, narrowest = -(-h // 8) * -(-w // 32), 4 if k % 128 else 16
+    span = stat_span(k, groups, narrowest)
+    return 4 * 2 * d * blocks * py * px * (k // span)
 
 
 def of_generation(tables: Mapping[int, Table], sm: int) -> Table:

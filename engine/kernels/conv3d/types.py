@@ -29,6 +29,7 @@ class Weight:
     with one tap in time and with two (taps on the same frame summed), or nothing; `pieces` says when.
     winograd: rows of 4 planes, [phases * 4 * K, kt * kh * C], for a buffer of planes. mix: for int8, [2, phases * K]
     float32, scales of planes 1 and 2 in units of `scale`.
+    tiles: data of one dimension, as `winograd2d.pack_tiles` orders it, for a plain buffer.
     """
 
     data: Tensor
@@ -42,6 +43,7 @@ class Weight:
     early: tuple[Weight, ...] = ()
     winograd: bool = False
     mix: Tensor | None = None
+    tiles: bool = False
 
     def pieces(self, first: int, frames: int) -> Iterator[tuple[Weight, int, int, int]]:
         """Yield the calls that make `frames` outputs, whose first one is frame `first` of its clip: one call, except
@@ -55,6 +57,8 @@ class Weight:
 
     def phase(self, number: int) -> Weight:
         """Return the rows of one phase alone."""
+        if self.tiles:
+            return replace(self, data=self.data.view(math.prod(self.phases), -1)[number], phases=(1, 1, 1))
         k, planes = self.out_channels, 4 if self.winograd else 1
         rows = slice(number * k, number * k + k)
         data = self.data[rows.start * planes : rows.stop * planes]
@@ -63,7 +67,7 @@ class Weight:
 
     @property
     def flops_per_position(self) -> int:
-        """Return the operations of the convolution itself: the Winograd form needs two thirds of them."""
+        """Return the operations of the convolution itself: Winograd forms need two thirds of them, or four ninths."""
         return 2 * self.channels * self.out_channels * math.prod(self.phases) * self.taps
 
     @property

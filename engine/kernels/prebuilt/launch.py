@@ -128,6 +128,25 @@ def _load(known: tuple[int, str, str], text: Compiled | Text) -> int:
     return _loaded[known]
 
 
+def written(device: int, symbol: str, form: str, shared: int, text: Callable[[], str]) -> int:
+    """Return the driver's handle of a kernel that is in no set: its text is written when it is first launched.
+
+    Args:
+        device: as torch counts.
+        symbol: the entry's name.
+        form: what tells texts of one name apart.
+        shared: bytes of shared memory of a block.
+        text: writes the PTX.
+
+    Raises: PrebuiltError where the driver does not take it.
+    """
+    known = device, symbol, form
+    with _lock:
+        if known not in _loaded:
+            _loaded[known] = driver().load(device, text().encode(), symbol, shared)
+        return _loaded[known]
+
+
 class Bound:
     """A loaded kernel on a device, with the layout of its parameters.
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Geometry, Weight, pack_planes, pack_weight
-from ...kernels.conv3d.winograd import takes
+from ...kernels.conv3d import Geometry, Weight, pack_planes, pack_tiles, pack_weight, winograd, winograd2d
 from ...kernels.duplicate import duplicate
 from ...options import Options
 from ...precision.forms import Balancer, Operands
@@ -104,11 +103,16 @@ class ShortcutUp(Shortcut):
         form = operands.form(conv.key, normed=False)
         # In 16 bit an overflowing difference is detected and computed again; an 8-bit scale that fits values that no
         # norm bounds would not fit their differences.
-        planes = operands.winograd and form.dtype.itemsize == 2 and takes(form.dtype, self.c_in, self.c_out)
+        wanted = operands.winograd and form.dtype.itemsize == 2
+        tiles = wanted and operands.tiles and winograd2d.takes(form.dtype, self.c_in, self.c_out)
+        planes = wanted and not operands.tiles and winograd.takes(form.dtype, self.c_in, self.c_out)
 
         def make(balancer: Balancer | None) -> tuple[Weight, Tensor]:
+            kernel, phases = _by_phase(clip_kernel(conv.weight), z), (z, 2, 2)
+            if tiles:
+                return pack_tiles(kernel, form.dtype, phases), _by_phase(conv.bias, z).float()
             pack = pack_planes if planes else pack_weight
-            weight = pack(_by_phase(clip_kernel(conv.weight), z), form.dtype, (z, 2, 2), balance=balancer)
+            weight = pack(kernel, form.dtype, phases, balance=balancer)
             return weight, _by_phase(conv.bias, z).float()
 
         return operands.once(conv.key, form, lambda: packed_conv(conv.key, form, make))
@@ -116,7 +120,7 @@ class ShortcutUp(Shortcut):
     def run(self, packed: Conv, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
             first: int) -> Result:  # fmt: skip
         lead = self.leads(first)
-        if packed.weight.winograd or (self.lead and self.temporal):
+        if packed.weight.winograd or packed.weight.tiles or (self.lead and self.temporal):
             groups = 0  # sums by phase, or of the first frame, belong to other tiles: the norm computes its own
         if not run.dry:  # the shortcut, to which the convolution is added; a first frame is shuffled in space only
             duplicate(x[:lead], out[:lead], samples_first=True)

@@ -89,6 +89,16 @@ def test_refused(wide_file, noise):
     assert fp16.precision == "fp16"
 
 
+def test_a_report_says_what_the_plan_says(wide_file, noise):
+    """On a CPU nothing is fused: in 8 bit its reference operators run, else plain torch."""
+    for precision, runs in (("int8", "reference operators"), ("fp32", "plain torch")):
+        vae = load(wide_file, precision=precision, device="cpu")
+        vae.decode(noise(1, 16, 1, 2, 2))
+        report = vae.last_report
+        assert report.mode.startswith(runs) and report.plan.startswith(f"{runs}, untiled, 1 latent per chunk")
+        assert "fused" not in report.mode + report.plan and "(s)" not in report.text()
+
+
 def test_ranges_widen(wide_file, noise, monkeypatch):
     """One odd clip does not spoil a file: 8-bit operands made from it alone saturate on the next one."""
     dull, real, more = noise(1, 16, 1, 4, 4) * 0.02, noise(1, 16, 2, 4, 4), noise(1, 16, 2, 4, 4, seed=1)

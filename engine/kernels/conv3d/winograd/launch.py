@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from ...descriptor import Descriptor
 from ...launching import launcher
 from ...targets import Target
-from ..arguments import accumulation, finish
+from ..arguments import accumulation, by_phase, finish
 from ..schedules import ROW_BLOCK, Schedule
 from ..tuned import chosen
 from ..types import Epilogue, Geometry, Partials, Weight, stat_span
@@ -25,13 +24,8 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     """Run the kernel, as the direct form's `launch` does, on a buffer of planes [slots, 4, H + 2, pairs, C]; phase by
     phase."""
     if weight.phases != (1, 1, 1):
-        (pt, py, px), k = weight.phases, weight.out_channels
-        for number, (iy, ix, it) in enumerate(product(range(py), range(px), range(pt))):
-            place = slice(it, None, pt), slice(iy, None, py), slice(ix, None, px)
-            bias, residual = epilogue.bias, epilogue.residual
-            one = replace(epilogue, bias=None if bias is None else bias[number * k : number * k + k],
-                          residual=None if residual is None else residual[place])  # fmt: skip
-            launch(x, weight.phase(number), out[place], geometry, one, start, here, schedule)
+        for part, place, one in by_phase(weight, out, epilogue):
+            launch(x, part, place, geometry, one, start, here, schedule)
         return None
     d, h, w = out.shape[:3]
     k, c, pairs = weight.out_channels, weight.channels, x.shape[3]

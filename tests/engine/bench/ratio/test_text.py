@@ -55,6 +55,20 @@ def test_a_group_ends_before_other_instructions():
     assert len(at) == 4 and lines.index(moved) == at[0] + 1 and lines.index(stored) > at[-1]
 
 
+def test_products_that_stand_alone_have_time_between_them():
+    """In a loop with other lines between its products each is repeated behind later ones; in others nothing changes."""
+    loop = [line for n in range(16) for line in (product("f32", n), "ldmatrix.sync [%r1];", "add.f16x2 %r1, %r2, %r3;")]
+    made = repeated(text("LOOP:", *loop, "@%p1 bra LOOP;", product("f32", 20)), k(f32=4.79), "a kernel")
+    assert made.before["f32"] == 17 and abs(made.after["f32"] - 4.79 * 17) <= 0.5
+    lines = made.text.split("\n")
+    sums = [re.search(r"\{([^}]*)\}", line)[1].strip() for line in lines if "mma.sync" in line]
+    inside = sums[: sums.index(re.search(r"\{([^}]*)\}", product("f32", 20))[1].strip())]
+    assert all(abs(inside.count(one) - 4.79) <= 1 for one in set(inside)) and len(set(inside)) == 16
+    assert all(one not in inside[at + 1 : at + 5] for at, one in enumerate(inside))
+    between = [len(re.findall("mma.sync", part)) for part in "\n".join(lines).split("ldmatrix")[1:-1]]
+    assert set(between) <= {4, 5}
+
+
 @pytest.mark.parametrize(("line", "words"), [
     (product("s32", operation="m16n8k32.row.col.f32.e4m3.e4m3.f32"), "fp8 cannot be run at a ratio"),
     ("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%r1}, %rd1, %rd2;", "multiplies by wgmma"),
