@@ -224,7 +224,7 @@ def answer(
     if plan.bare and facts["kernels"]:
         facts |= {"kernels": "", "kernels_off": PLAIN_TILES}
     shown = plan_facts(plan, batch, latents, architecture, colours_of(config)[1], request.dtype)
-    if not (off or plan.tiled or plan.reference):
+    if shown["fused"] and not plan.tiled:
         model = here, architecture, config, precision
         facts |= expected_facts(*model, (latents, height, width), batch, q.options)
     count, free = shown["batch"] * shown["frames"], None if machine.half_ram is None else 2 * machine.half_ram
@@ -241,7 +241,7 @@ def expected_facts(
     empty where its operators were not timed at the ratio of such a card.
 
     size: latents of each of `batch` clips, height and width in latent pixels."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():
         return {}
     try:
         gpu = find(torch.cuda.get_device_name(device), "GPU").gpu

@@ -12,11 +12,12 @@ from zerowaste_vae.engine import InputError, loader
 from zerowaste_vae.engine.archs import ARCHITECTURES, minimax_h3, wan
 from zerowaste_vae.engine.archs.seedvr2 import Config
 from zerowaste_vae.engine.kernels.targets import capabilities
+from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning import make
 from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.precision import modes
 from zerowaste_vae.engine.request import TILINGS
-from zerowaste_vae.nodes.panel import KNOWN, LIMITS, Known, Question, answer, network_of
+from zerowaste_vae.nodes.panel import KNOWN, LIMITS, Known, Question, answer, expected_facts, network_of
 
 GIB = 1 << 30
 CPU = Machine(torch.device("cpu"), None, 4 * GIB)
@@ -409,3 +410,22 @@ def test_winograd_takes_more(monkeypatch):
     wish = {"model": "seedvr2_ema_vae", "width": "1280", "height": "720", "frames": "21", "chunk": "1"}
     plain, on = (answer(Question.parse(wish | more), gpu)["predicted_gb"] for more in ({}, {"on": "winograd"}))
     assert on > plain
+
+
+@pytest.mark.parametrize(("card", "model", "batch", "timed"), [
+    ("NVIDIA GeForce RTX 5070 Ti", "seedvr2_vae", 1, True), ("NVIDIA GeForce RTX 5070 Ti", "seedvr2_vae", 2, True),
+    ("NVIDIA GeForce RTX 4090 Laptop GPU", "seedvr2_vae", 1, False), ("NVIDIA H200", "seedvr2_vae", 1, False),
+    ("A GPU that nobody knows", "seedvr2_vae", 1, False), ("NVIDIA GeForce RTX 5070 Ti", "mochi_vae", 1, False),
+])  # fmt: skip
+def test_expected_seconds_of_cards_whose_time_can_be_computed(monkeypatch, card, model, batch, timed):
+    """81 frames of 720p on an RTX 5070 Ti; nothing where operators or the card's figures are not known."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: card)
+    architecture, config = network_of(model)
+    size = architecture.latents(architecture.filled(81)), 90, 160
+    found = expected_facts(torch.device("cuda", 0), architecture, config, "fp16", size, batch, DEFAULTS)
+    if not timed:
+        assert found == {}
+        return
+    assert 10 * batch < found["expected_low_s"] < found["expected_high_s"] < 25 * batch
+    assert expected_facts(torch.device("cpu"), architecture, config, "fp16", size, batch, DEFAULTS) == {}
