@@ -26,7 +26,7 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
     strided = stride != (1, 1, 1)
     # Values that no norm bounds may be so large that the differences Winograd takes overflow.
     suits = normed and not strided and kernel.shape[3:] == (3, 3)
-    tiles = operands.winograd and operands.tiles and suits and winograd2d.takes(form.dtype, c, n)
+    tiles = operands.tiles and suits and winograd2d.takes(form.dtype, c, n)
     other = form.dtype.itemsize == 1 or not operands.tiles
     planes = operands.winograd and suits and other and winograd.takes(form.dtype, c, n)
     early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided and not conv.after
@@ -38,6 +38,12 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
         return pack(kernel, form.dtype, early=early, balance=balancer), conv.bias.float()
 
     return operands.once(conv.key, form, lambda: packed_conv(conv.key, form, make, stride=stride))
+
+
+def last_conv_of(conv: Any, operands: Operands) -> Conv:
+    """Pack a convolution at a component's end, whose results may have another type than its operands: the Winograd form
+    in registers makes none."""
+    return conv_of(conv, replace(operands, winograd=False, tiles=False) if operands.tiles else operands)
 
 
 def clip_kernel(weight: Tensor) -> Tensor:

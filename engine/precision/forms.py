@@ -41,9 +41,9 @@ class Form:
 
 @dataclass(frozen=True)
 class Operands:
-    """The forms of all convolutions of a network whose activations are `dtype`. winograd: use Winograd form where a
-    convolution supports it; tiles: in 16 bit the one in registers (`Target.tiles`). `packed` caches packed weights, for
-    networks that differ in a few convolutions."""
+    """The forms of all convolutions of a network whose activations are `dtype`. winograd: use the Winograd form of
+    planes where a convolution supports it; tiles: in 16 bit the one in registers instead (`Target.tiles`). `packed`
+    caches packed weights, for networks that differ in a few convolutions."""
 
     dtype: torch.dtype
     policy: Policy = EXACT

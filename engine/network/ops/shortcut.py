@@ -103,9 +103,9 @@ class ShortcutUp(Shortcut):
         form = operands.form(conv.key, normed=False)
         # In 16 bit an overflowing difference is detected and computed again; an 8-bit scale that fits values that no
         # norm bounds would not fit their differences.
-        wanted = operands.winograd and form.dtype.itemsize == 2
-        tiles = wanted and operands.tiles and winograd2d.takes(form.dtype, self.c_in, self.c_out)
-        planes = wanted and not operands.tiles and winograd.takes(form.dtype, self.c_in, self.c_out)
+        tiles = operands.tiles and winograd2d.takes(form.dtype, self.c_in, self.c_out)
+        wanted = operands.winograd and not operands.tiles and form.dtype.itemsize == 2
+        planes = wanted and winograd.takes(form.dtype, self.c_in, self.c_out)
 
         def make(balancer: Balancer | None) -> tuple[Weight, Tensor]:
             kernel, phases = _by_phase(clip_kernel(conv.weight), z), (z, 2, 2)

@@ -21,6 +21,7 @@ FORMS = {
     "96 channels": Form("f16", per_warp=48, residual=True, span=1),
     "96 channels, tall": Form("bf16", rows=6, per_warp=48, residual=True),
     "64 channels": Form("f16", rows=8, wide=1, span=2),
+    "spans of several threads": Form("f16", span=64),
 }
 
 

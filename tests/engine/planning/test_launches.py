@@ -136,6 +136,14 @@ def test_policies_forms_and_toggles_show():
     assert plain < needs("seedvr2", "decoder", kind="fp8")  # any convolution may stay in 16 bit
 
 
+@pytest.mark.parametrize(("name", "half"), [("hunyuanimage", "decoder"), ("wan2.2", "encoder"), ("ltx", "decoder")])
+def test_sets_hold_what_runs_beside_written_kernels(name, half):
+    """Norms over wide groups, ends of another type, conditioned norms: nothing of the form along x."""
+    wanted = needs(name, half, WINOGRAD)
+    assert found.missing("C", wanted) is None
+    assert not {one.kernel for one in wanted} & {"conv3d.winograd_kernel", "norm_act.planes_kernel"}
+
+
 def test_transformer():
     """A transformer launches what lies between its products."""
     kernels = {one.kernel for one in needs("minimaxh3", "decoder", kind="int8")}

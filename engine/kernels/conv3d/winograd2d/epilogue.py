@@ -35,7 +35,7 @@ def finish(kernel: Any) -> None:
         bias = _load(t, "ld.global.nc", "f32", t.make("d", "mad.wide.u32", channel, 4, p["bias"]), each, 4)
     bases = {name: _base(kernel, name, channel) for name in ("out", *(["res"] if form.residual else []))}
     totals = [(t.make("f", "mov.f32", "0f00000000"), t.make("f", "mov.f32", "0f00000000"))
-              for _ in range(each // form.span if form.span else 0)]  # fmt: skip
+              for _ in range(max(each // form.span, 1) if form.span else 0)]  # fmt: skip
     outputs: list[_Output] = []
     for i in range(8 + _AHEAD):
         if i < 8:
@@ -131,7 +131,8 @@ def _sums(kernel: Any, totals: list[tuple[str, str]], inside: str) -> None:
     form, t, p = kernel.form, kernel.text, kernel.parameters
     flat = [one for pair in totals for one in pair]
     for one in flat:
-        for step in (4, 8, 16):
+        # Over a warp's tiles, then over the threads that share a span.
+        for step in (4, 8, 16, *(step for step in (1, 2) if form.each * step < form.span)):
             other, bits = t.new("r"), t.make("r", "mov.b32", one)
             t.put(f"shfl.sync.bfly.b32 {other}, {bits}, {step}, 31, 0xFFFFFFFF")
             t.put(f"add.rn.f32 {one}, {one}, {t.make('f', 'mov.b32', other)}")

@@ -30,7 +30,7 @@ class Form:
 
     kind: a value of KINDS. rows, columns: tiles of a block. per_warp: output channels of a warp, a multiple of 16.
     wide: warps beside each other. residual: whether one is added. bias: whether one is. span: neighbouring channels
-    that are summed together for norms; 0: no sums. stages: buffers.
+    that are summed together for norms, a divisor or a multiple of a thread's; 0: no sums. stages: buffers.
     """
 
     kind: str
