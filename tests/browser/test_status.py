@@ -217,9 +217,12 @@ def test_nodes_without_plans_say_when_their_result_is_old(browser, comfy, render
     encode = {"id": 3, "type": "ZeroWasteVAEEncode", "pos": [500, 60], "size": [300, 60], "mode": 0, "order": 2,
               "flags": {}, "properties": {}, "widgets_values": [],
               "inputs": [{"name": "pixels", "type": "IMAGE", "link": 1}, {"name": "vae", "type": "VAE", "link": 2}],
-              "outputs": [{"name": "LATENT", "type": "LATENT", "links": []}]}  # fmt: skip
-    browser("load", workflow={"nodes": [place, loader, encode], "version": 0.4, "last_node_id": 9, "last_link_id": 9,
-                              "links": [[1, 1, 0, 3, 0, "IMAGE"], [2, 2, 0, 3, 1, "VAE"]]})  # fmt: skip
+              "outputs": [{"name": "LATENT", "type": "LATENT", "links": [3]}]}  # fmt: skip
+    save = encode | {"id": 4, "type": "SaveLatent", "pos": [1000, 60], "widgets_values": ["latents/old"], "outputs": []}
+    save["inputs"] = [{"name": "samples", "type": "LATENT", "link": 3}]
+    links = [[1, 1, 0, 3, 0, "IMAGE"], [2, 2, 0, 3, 1, "VAE"], [3, 3, 0, 4, 0, "LATENT"]]
+    browser("load", workflow={"nodes": [place, loader, encode, save], "links": links, "version": 0.4,
+                              "last_node_id": 9, "last_link_id": 9})  # fmt: skip
     assert until(browser, "new")[1:] == ["quiet", "Not run yet"]
     ran(browser, comfy)
     browser("js", source=put(NODE.format(1), "frames", 5))
