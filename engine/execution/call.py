@@ -28,7 +28,6 @@ from ..runtime.pixels import to_unit
 from ..runtime.pressure import out_of_memory
 from ..system.devices import empty_device_cache, free_cached, synchronize
 from ..system.memory import GIB
-from ..system.words import REFERENCE
 from ..tuning import kept as tuning
 from . import clip
 from .components import other_half
@@ -285,7 +284,7 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     report.kernels = "" if here is None or (here.kernels and plan.bare) else here.words
     report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
     if plan.reference:
-        report.mode = f"{REFERENCE} ({layout})"
+        report.mode = f"reference operators ({layout})"
     if launches := not plan.fused and vae.launches(half):
         report.mode = f"torch with kernels of its own ({layout})"
     if plan.own is not None and plan.own.layers:
