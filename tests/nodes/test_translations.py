@@ -24,7 +24,7 @@ PYTHON_ONLY = (
     "out is ", "start=", "frames={} ", "seed={}", "noise={}", "timestep={}", "the decoder of {} takes no",
     "the latents of {} take no share",
     "{} is a list of at ", "{} is a text of at most", "{}={} is not a number", "{}={} is out of bounds",
-    "{} is not one of on", "precision={}", "device={}", "metadata norm_num_groups={}",
+    "{} is not one of on", "precision={}", "range='signed'", "device={}", "metadata norm_num_groups={}",
 )  # fmt: skip
 PLACE = re.compile(r"\{\w+\}")
 
