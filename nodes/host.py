@@ -56,9 +56,9 @@ class EngineVAE(comfy.sd.VAE):
     """A ComfyUI VAE whose work is done by the engine.
 
     `settings` are the wishes of the nodes that made it; stock nodes run with them. `not_video` is the host's: images
-    that it encodes are pictures, each a clip of one frame. `source()` returns the weights it
-    was made from, as they are stored. The weights it runs with stay in the host's hands: its patcher loads and offloads
-    them. `name` is the name its file is listed under; the panel asks for plans by it.
+    that it encodes are pictures, each a clip of one frame. `source()` returns the weights it was made from, as they are
+    stored. The weights it runs with stay in the host's hands: its patcher loads and offloads them. `name` is the name
+    its file is listed under; the panel asks for plans by it.
     """
 
     not_video = False  # of hosts that do not set it

@@ -169,6 +169,15 @@ def test_halves_have_the_hosts_layout_and_range():
         torch.testing.assert_close(vae.first_stage_model.encode(frames), z[:, :3])
 
 
+def test_what_newer_hosts_tell_a_network():
+    """A buffer for the frames is filled; a tile or a device is the engine's own choice. Nothing else is made up."""
+    direct, z = (vae := Vae()).first_stage_model, torch.rand(1, 4, 5, 3, 2)
+    frames, buffer = direct.decode(z), torch.zeros(1, 3, 5, 6, 4)
+    assert direct.decode(z, output_buffer=buffer, preferred_tile=2) is buffer and torch.equal(buffer, frames)
+    assert torch.equal(direct.encode(frames, device="cpu"), direct.encode(frames))
+    assert not hasattr(direct, "comfy_has_chunked_io") and vae.decoder == {}
+
+
 def test_it_is_the_network_otherwise_and_holds_no_vae():
     vae = Vae()
     direct, left = vae.first_stage_model, weakref.ref(vae)
