@@ -90,7 +90,9 @@ def run(args: argparse.Namespace) -> int:
     rows = [_row(plan, limits, architecture.temporal, planner.walk.rates) for limits in _limits(args, request, card)]
     frames, config = architecture.frames(latents), planner.walk.config
     asks = card and (card, architecture, config, half, precision, chosen, (width, height, frames))
-    there, time = (words(*asks), expects(*asks)) if asks else ("", "")
+    there = words(*asks) if asks else ""
+    whole = any(row.get("tiles") == 1 for row in rows)  # of tiles nothing was timed
+    time = expects(*asks) if asks and whole else ""
     bare = {row["bare"] for row in rows if row["fits"]}
     if card and planner.walk.why_not(half) is None and not note and True in bare:
         there = PLAIN_TILES if bare == {True} else f"{there}; {PLAIN_TILES}"

@@ -68,6 +68,13 @@ def _run(args: argparse.Namespace, device: torch.device, small: bool, ratio: Rat
     if args.half == "encode" and not vae.can_encode:
         raise InputError(f"{args.weights}: holds a decoder only; profile decode")
     data = seeded_input(vae, "decoder" if args.half == "decode" else "encoder", frames, *size)
+    if ratio is not None:
+        from ..bench.ratio.foreign import refuse_foreign
+        from ..bench.speed_limit import work
+
+        program, latent = {"decode": "decoder", "encode": "encoder"}[args.half], (n // vae.spatial for n in size[::-1])
+        whole = work(about, vae.model.config, program, about.latents(frames), *latent)
+        refuse_foreign(lambda: getattr(vae, args.half)(data), whole.flop)
     found = profile(vae, args.half, data, args.runs)
     print("\n".join(found.lines()))
     if ratio is not None:

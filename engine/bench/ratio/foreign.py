@@ -23,8 +23,8 @@ def refuse_foreign(call: Callable[[], object], flop: float) -> None:
     """Run a decode or encode once.
 
     Args:
-        call: it.
-        flop: of all its products.
+        call: it, at the size that is timed.
+        flop: of all its products, as `bench.speed_limit.work` counts them.
 
     Raises: RatioError where more than SHARE of them are made by torch's own operators.
     """

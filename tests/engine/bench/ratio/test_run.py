@@ -8,6 +8,7 @@ from zerowaste_vae.engine.bench import ratio
 from zerowaste_vae.engine.bench.form import padded
 from zerowaste_vae.engine.bench.ratio import run, unit
 from zerowaste_vae.engine.bench.ratio.assemble import products
+from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.errors import InputError
 from zerowaste_vae.engine.kernels import launching, targets
 from zerowaste_vae.engine.kernels.gpus import RATES, find
@@ -164,3 +165,16 @@ def test_a_decode_at_the_ratio_has_the_same_bits_and_takes_longer_in_products():
             frames.append(vae.decode(noise_latent(vae.latent_channels, 3, 32, 32)))
             assert here.words in vae.last_report.kernels
     assert torch.equal(*frames)
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["bench", "decode", "--weights", "demo"], "needs an H100 or H200, not cpu"),
+    (["profile", "decode", "--weights", "demo"], "needs an H100 or H200, not cpu"),
+    (["bench", "decode", "--peers", "eager"], "the products of peers are not slowed"),
+    (["bench", "decode", "--precisions", "fp16", "fp8"], "fp8 cannot be timed so"),
+    (["profile", "decode", "--precision", "fp8"], "fp8 cannot be timed so"),
+])  # fmt: skip
+def test_commands_refuse_in_one_line(capsys, arguments, words):
+    assert main([*arguments, "--device", "cpu", "--ratio", "5070ti"]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1

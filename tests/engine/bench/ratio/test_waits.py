@@ -1,5 +1,7 @@
 """What an operator waits for follows from the card's products and bandwidth for each processor and clock."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from zerowaste_vae.engine.bench.profile import BETWEEN, Profile, Row
@@ -40,3 +42,21 @@ def test_limits():
 def test_words(row, word):
     found = list(lines(Profile("", 2, 4.0, 5.0, {}, [row]), RATIO))
     assert len(found) == 2 and found[1].endswith(word) and f"{row.ms / 2:.3f}" in found[1]
+
+
+def test_profile_says_what_waits(monkeypatch, capsys):
+    """On a CPU, where torch makes all products: that is refused, and without the refusal the table follows."""
+    from zerowaste_vae.engine.bench.ratio import foreign
+    from zerowaste_vae.engine.cli import main, profile
+
+    monkeypatch.setattr(profile, "ratio_asked", lambda *_: RATIO)
+    monkeypatch.setattr(Ratio, "running", lambda self: nullcontext())
+    small = ["--weights", "demo", "--device", "cpu", "--size", "64x48", "--frames", "1", "--runs", "1"]
+    asked = ["profile", "decode", *small]
+    assert main(asked) == 2
+    assert "of its products are torch's own" in capsys.readouterr().err
+    monkeypatch.setattr(foreign, "SHARE", 2.0)
+    assert main(asked) == 0
+    text = capsys.readouterr().out
+    table = text[text.index("what waits, at the ratio of RTX 5070 Ti (") :].splitlines()
+    assert table[1].split()[0] == "operator" and any(line.startswith("conv3d") for line in table[2:])
