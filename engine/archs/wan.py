@@ -85,7 +85,7 @@ def _check_depth(shapes: Shapes, row: str, resnets: int, nested: bool) -> None:
     places = (re.match(rf"{re.escape(row)}\.(\d{{1,3}}){inner}\.(resample|time_conv)\.", name) for name in shapes)
     found = {tuple(int(n) for n in m.groups()[:-1]) for m in places if m}
     usual = {(i, resnets) if nested else (i * (resnets + 1) + resnets,) for i in range(3)}
-    if found and found != usual:
+    if not found <= usual:
         raise InputError(
             f"{row} has its layers in another order than Wan's published VAEs, whose 4 levels have {resnets} residual "
             "blocks each; decode with the program that it came with"
