@@ -215,8 +215,8 @@ def sizes(
     groups = norm_groups or stored_groups(checkpoint)
     # One group divides all widths.
     if beside.said and beside.fits(architecture.config_of(shapes, metadata, 1)):
-        named = beside.groups()
-        groups = groups or named
+        beside.check_activation()
+        groups = groups or beside.groups()
     return architecture.config_of(shapes, metadata, groups)
 
 
@@ -260,7 +260,7 @@ def _check_tensors(
 
 
 def _cast(checkpoint: Checkpoint, key: str, dtype: torch.dtype) -> Tensor:
-    tensor = checkpoint.tensors.pop(key)
+    tensor = checkpoint.tensors.pop(key).detach()  # a Parameter in memory stays its owner's
     if not tensor.is_floating_point():
         raise CheckpointError(f"{checkpoint.path}: {key} holds {tensor.dtype}, not floating-point weights")
     weight = tensor.to(dtype)

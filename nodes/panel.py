@@ -221,10 +221,10 @@ def answer(
         return {"fits": False, "text": labelled(str(error)), "frames": q.frames, "batch": q.batch, **sides, **facts}
     if plan.reference:
         facts["kernels"] = REFERENCE
-    if plan.bare and facts["kernels"]:
+    if plan.bare and plan.tiled and facts["kernels"]:
         facts |= {"kernels": "", "kernels_off": PLAIN_TILES}
     shown = plan_facts(plan, batch, latents, architecture, colours_of(config)[1], request.dtype)
-    if shown["fused"] and not plan.tiled:
+    if shown["fused"] and not plan.tiled and plan.parking is None:
         model = here, architecture, config, precision
         facts |= expected_facts(*model, (latents, height, width), batch, q.options)
     count, free = shown["batch"] * shown["frames"], None if machine.half_ram is None else 2 * machine.half_ram

@@ -76,7 +76,7 @@ class HostPins:
 
     def free(self, size: int) -> None:
         if hasattr(mm, "TOTAL_PINNED_MEMORY"):
-            mm.TOTAL_PINNED_MEMORY -= size
+            mm.TOTAL_PINNED_MEMORY = max(0, mm.TOTAL_PINNED_MEMORY - size)  # some versions set it to 0 themselves
 
 
 POOL.ledger = HostPins()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Mapping
@@ -82,8 +83,10 @@ class DiffusersVAE(StandIn):
         """Args: those of `for_diffusers`."""
         if isinstance(given, nn.Module):
             config, source = given.config, given
-            dtype = dtype or next(given.parameters()).dtype
-            device = device or next(given.parameters()).device
+            first = next(given.parameters())
+            dtype = dtype or first.dtype
+            # A pipeline that waits on the CPU moves to its GPU later, which moves nothing here.
+            device = device or (first.device if first.device.type != "cpu" else None)
         else:
             config, source = _stored(Path(given))
         vae = load(source, precision, device)
@@ -95,8 +98,10 @@ class DiffusersVAE(StandIn):
         object.__setattr__(self, "config", config)
         self._clamped = config.get("_class_name", type(given).__name__) in CLAMPED
         self._still = vae.architecture.still
-        #: Plain values and buffers that pipelines read from diffusers' object, such as its factors and `bn`.
-        object.__setattr__(self, "_given", given if isinstance(given, nn.Module) else None)
+        #: Plain values that pipelines read from diffusers' object, such as its factors, without its weights.
+        object.__setattr__(self, "_given", _hollow(given) if isinstance(given, nn.Module) else None)
+        if vae.model.packing is not None:
+            object.__setattr__(self, "bn", vae.model.packing)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -106,7 +111,7 @@ class DiffusersVAE(StandIn):
         given = self.__dict__.get("_given")
         if given is not None and not name.startswith("_"):
             value = getattr(given, name, None)
-            if isinstance(value, bool | int | float | str | list | tuple | Tensor) or name == "bn":
+            if isinstance(value, bool | int | float | str | list | tuple | Tensor):
                 return value
         config = self.__dict__.get("config", {})
         if name in config:
@@ -178,7 +183,7 @@ def for_diffusers(
             or a weight file beside a config.json.
         precision: as for `load`.
         dtype: the type that pipelines cast latents and frames to; None: the module's, else float32.
-        device: of the runs; None: the module's, else CUDA if there is one.
+        device: of the runs; None: the module's GPU if it is on one, else CUDA if there is one.
         vram_gb, ram_gb: memory targets of each run in GB (2^30 bytes).
         options: others of `VideoVAE.decode` and `encode`: progress, cancel, devices.
 
@@ -187,6 +192,13 @@ def for_diffusers(
         InputError: no configuration, or a family whose numbers differ in diffusers.
     """
     return DiffusersVAE(given, precision, dtype, device, {"vram_gb": vram_gb, "ram_gb": ram_gb, **options})
+
+
+def _hollow(given: nn.Module) -> nn.Module:
+    """Return a copy of a module without its parameters and inner modules, which would keep the GPU's memory."""
+    kept = copy.copy(given)
+    kept._parameters, kept._modules = {}, {}
+    return kept
 
 
 def _stored(path: Path) -> tuple[Config, Path]:

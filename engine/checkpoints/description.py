@@ -32,7 +32,11 @@ def text_beside(path: Path) -> dict[str, str]:
 
 
 def _of_vae(found: object) -> bool:
-    return isinstance(found, dict) and str(found.get("_class_name", "Autoencoder")).startswith("Autoencoder")
+    """Check that a JSON value describes a VAE: by its class, or by the widths that those of VAEs have."""
+    if not isinstance(found, dict):
+        return False
+    named = found.get("_class_name")
+    return "block_out_channels" in found if named is None else str(named).startswith("Autoencoder")
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,16 @@ class Description:
         own = (config.encoder_widths, config.decoder_widths)
         return widths is None or any(list(each) == widths for each in own if each is not None)
 
-    def groups(self) -> int | None:
-        """Return the norm groups; None if it names none. Raises InputError for a value that is no number, and for
-        networks that compute something else than those of these names here."""
-        act, number = self.said.get("act_fn", _SILU[0]), self.said.get("norm_num_groups")
+    def check_activation(self) -> None:
+        """Raise InputError for networks that compute something else than those of these names here."""
+        act = self.said.get("act_fn", _SILU[0])
         if act not in _SILU:
             raise InputError(f"{BESIDE} beside it says act_fn={one_line(repr(act), 40)}: only VAEs with silu are run; "
                              "decode with the program that it came with")  # fmt: skip
+
+    def groups(self) -> int | None:
+        """Return the norm groups; None if it names none. Raises InputError for a value that is no number."""
+        number = self.said.get("norm_num_groups")
         if number is not None and type(number) is not int:
             raise InputError(f"{BESIDE} beside it says norm_num_groups={one_line(repr(number), 40)}, which is no "
                              "number; pass norm_groups=N")  # fmt: skip

@@ -43,8 +43,11 @@ def in_memory(given: Checkpoint | Mapping[str, Tensor] | nn.Module) -> Checkpoin
         module = isinstance(given, nn.Module)
         tensors, metadata = given.state_dict() if module else given, _metadata(given) if module else {}
         names = wanted_names(_checked(tensors), True, NAME)
-    found = {new: tensors[old] for old, new in names.items()}
-    fp8 = {name for name, tensor in found.items() if tensor.dtype in _FP8}
+    fp8 = {new for old, new in names.items() if tensors[old].dtype in _FP8}
+    # As the reader gives those of a file; without a scale beside them they are the weights.
+    found = {new: tensors[old].half() if new in fp8 else tensors[old] for old, new in names.items()}
+    for name in fp8:
+        _check_finite(name, found[name])
     path = given.path if isinstance(given, Checkpoint) else None
     return replace(from_stored(found, dict(metadata), path or NAME, fp8), path=path)
 
@@ -57,9 +60,14 @@ def _checked(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             raise CheckpointError(f"{NAME}: {name!r} is {type(tensor).__name__}, give a dict of tensors by name")
         if tensor.is_meta:
             raise CheckpointError(f"{NAME}: {name} is on the meta device, which holds no values: load them first")
-        if tensor.is_floating_point() and tensor.dtype.itemsize > 1 and not all_finite(tensor):
-            raise CheckpointError(f"{NAME}: {name} holds NaN or Inf")
+        if tensor.dtype not in _FP8:
+            _check_finite(name, tensor)
     return tensors
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() and not all_finite(tensor):
+        raise CheckpointError(f"{NAME}: {name} holds NaN or Inf")
 
 
 def _metadata(module: nn.Module) -> dict[str, object]:

@@ -87,7 +87,7 @@ def _read_gguf(
     infos = {t.name: t for t in header.tensors}
     shapes = {name: original_shape(header, info, path) for name, info in infos.items()}
     names = wanted_names(infos, native, path)
-    metadata = {**header.values, **text_beside(path)}
+    metadata = {**text_beside(path), **header.values}
     if shapes_only:
         return _finish({name: _shape(shapes[old]) for old, name in names.items()}, metadata, path)
     tick = Progress(path, sum(infos[n].nbytes for n in names), progress)
@@ -105,7 +105,7 @@ def _read_safetensors(
     if shard and int(shard[1]) > 1:
         raise failure(path, f"is one of {int(shard[1])} shards; merge the shards into one file first")
     said, entries = safetensors_file.parse_header(file, size, path)
-    metadata: dict[str, object] = {**said, **text_beside(path)}
+    metadata: dict[str, object] = {**text_beside(path), **said}
     stored = {e.name: e for e in entries}
     names = wanted_names(stored, native, path)
     if shapes_only:

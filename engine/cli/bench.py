@@ -280,7 +280,7 @@ def run_report(args: argparse.Namespace) -> int:
     for path, report in zip(args.results, reports, strict=True):
         if report["kind"] == "load":
             raise InputError(f"{path}: is a result of bench load; a page is made of bench decode and encode")
-        print(one_line(table.environment_line(report["environment"])))
+        print(one_line(table.environment_line(report["environment"]), LINE))
         for line in table.lines(report["rows"]):
             print(one_line(line, LINE))
         projected = list(projection.project(report, cards))

@@ -91,11 +91,12 @@ def run(args: argparse.Namespace) -> int:
     frames, config = architecture.frames(latents), planner.walk.config
     asks = card and (card, architecture, config, half, precision, chosen, (width, height, frames))
     there = words(*asks) if asks else ""
-    whole = any(row.get("tiles") == 1 for row in rows)  # of tiles nothing was timed
-    time = expects(*asks) if asks and whole else ""
-    bare = {row["bare"] for row in rows if row["fits"]}
-    if card and planner.walk.why_not(half) is None and not note and True in bare:
-        there = PLAIN_TILES if bare == {True} else f"{there}; {PLAIN_TILES}"
+    fitting = [row for row in rows if row["fits"]]
+    # Of tiles and of plain torch nothing was timed.
+    time = expects(*asks) if asks and any(r["tiles"] == 1 and not r["bare"] for r in fitting) else ""
+    bare = [row["bare"] and row["tiles"] > 1 for row in fitting]
+    if card and planner.walk.why_not(half) is None and not note and any(bare):
+        there = PLAIN_TILES if all(bare) else f"{there}; {PLAIN_TILES}"
     if (*given, wanted) != (width, height, frames):
         filled = f"{given[0]}x{given[1]}, {wanted} frames: filled up to {width}x{height}, {frames} frames, as by encode"
         note = f"{filled}; {note}" if note else filled

@@ -50,7 +50,8 @@ class Setting:
     def is_one_of(self, *values: Any) -> bool:
         """Check that the setting has one of these values and no run holds it, so that none will put another one
         back."""
-        return not self._wanted and self._get() in values
+        with _lock:
+            return not self._wanted and self._get() in values
 
     def _settle(self) -> None:
         self._set(self.exact if self.exact in self._wanted else next(iter(self._wanted)))

@@ -66,7 +66,7 @@ def keep(place: Path | None, write: Callable[[Path], None]) -> None:
     except OSError as error:
         if isinstance(error, Unplaced):  # it is made again
             clear(error.kept)
-        reason = error.strerror or error
+        reason = getattr(error, "why", error.strerror) or error
         log.once(f"{cache_folder()}: {reason}; what is measured and packed is made again at every start")
 
 

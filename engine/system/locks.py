@@ -60,6 +60,9 @@ def _lock_beside(part: Path) -> int | None:
         return None
     except OSError:
         pass
+    if not part.exists():  # the run that had the lock has finished it
+        os.close(lock)
+        return None
     return lock
 
 

@@ -10,10 +10,11 @@ import re
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import log
 from ..errors import InputError
 from .patience import clear, replace
 
@@ -69,7 +70,8 @@ def sweep(target: Path) -> None:
     own = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.part")
     for each in target.parent.iterdir():
         if own.fullmatch(each.name):
-            clear(each)
+            with suppress(OSError):  # once: another user's stay
+                each.unlink()
 
 
 def _temporary(target: Path, end: str = "part") -> Path:
@@ -109,7 +111,7 @@ class Unplaced(OSError):
         """error: of renaming."""
         said = unwritable(error, target)
         super().__init__(said.errno, f"{said.strerror}; the finished one is {kept.name} in its folder", str(target))
-        self.kept = kept
+        self.kept, self.why = kept, said.strerror
 
 
 def put(made: Path, target: Path) -> None:
@@ -124,7 +126,8 @@ def put(made: Path, target: Path) -> None:
     except OSError:
         replace(retired, target)
         raise
-    clear(retired)
+    if left := clear(retired):
+        log.warn(f"{retired}: the folder that {target.name} replaces is still there ({left}); remove it")
 
 
 def check_target(

@@ -148,21 +148,20 @@ def test_links_into_growing_inputs_are_kept(browser, comfy, renderer):
     assert browser("js", source="window.__deprecated") == []
 
 
-def test_an_encode_that_is_told_what_images_are_stays(browser, comfy):
-    """Newer hosts' encodes have that choice; where it is Auto, ours stands for them."""
+def test_what_an_encode_is_told_of_its_images_is_kept(browser, comfy):
+    """Newer hosts' encodes have that choice, and so has ours."""
     opened(browser, comfy)
     loaded = graph("tiny.safetensors", "VAEEncode", ())
     loaded["links"], loaded["nodes"][2]["inputs"], loaded["nodes"][2]["outputs"] = [], [], []
     browser("load", workflow=loaded)
-    choose = """void (app.graph.getNodeById(3).widgets.find((w) => w.name === "encode_as")
+    choose = """(app.graph.getNodeById(3).widgets.find((w) => w.name === "encode_as")
       ?? app.graph.getNodeById(3).addWidget("combo", "encode_as", "Auto", () => {},
-        { values: ["Auto", "Video Frames", "Individual Images"] })).value = "%s" """
-    browser("js", source=(choose % "Individual Images").replace("void (", "(").replace("\n", " "))
-    assert ENTRY not in browser("menu", node="3")
+        { values: ["Auto", "Video Frames", "Individual Images"] })).value = "Individual Images" """
+    browser("js", source=choose.replace("\n", " "))
     browser("js", source=EVERYWHERE)
-    told(browser, "VAE Encode, whose encode_as says what the images are")
-    browser("js", source=(choose % "Auto").replace("void (", "(").replace("\n", " "))
-    assert ENTRY in browser("menu", node="3")
+    kept = """app.graph.nodes.find((n) => n.comfyClass === "ZeroWasteVAEEncode").widgets
+      .find((w) => w.name === "encode_as").value"""
+    assert browser("js", source=kept.replace("\n", " ")) == "Individual Images"
 
 
 def test_nodes_that_a_host_leaves_out_are_not_offered(browser, comfy):

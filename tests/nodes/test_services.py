@@ -11,7 +11,7 @@ from zerowaste_vae.engine.runtime import pinned
 from zerowaste_vae.engine.runtime.pinned import PAGE, POOL, PinnedPool
 
 STUBS = {
-    "comfy": {}, "comfy.sd": {}, "comfy.utils": {}, "comfy_execution": {},
+    "comfy": {}, "comfy.sd": {}, "comfy.utils": {}, "comfy.model_patcher": {}, "comfy_execution": {},
     "comfy.cli_args": {"LatentPreviewMethod": None, "args": None},
     "comfy_execution.utils": {"get_executing_context": None},
 }  # fmt: skip
@@ -35,7 +35,7 @@ def host(monkeypatch):
     mm = ModuleType("comfy.model_management")
     monkeypatch.setitem(sys.modules, "comfy.model_management", mm)
     name = "zerowaste_vae.nodes.services"
-    before = sys.modules.pop(name, None)
+    before = {each: sys.modules.pop(each, None) for each in (name, "zerowaste_vae.nodes.fit")}
 
     def make(**names):
         vars(mm).update(names)
@@ -45,9 +45,10 @@ def host(monkeypatch):
         return mm, pool, locked
 
     yield make
-    sys.modules.pop(name, None)
-    if before is not None:
-        sys.modules[name] = before
+    for each, module in before.items():
+        sys.modules.pop(each, None)
+        if module is not None:
+            sys.modules[each] = module
 
 
 def total(mm):

@@ -39,12 +39,7 @@ const isHere = (kind) => Boolean(window.LiteGraph.registered_node_types[kind]);
 
 function canReplace(node) {
   const kind = REPLACED[node.comfyClass];
-  return Boolean(kind) && isHere(kind) && !choosesForm(node);
-}
-
-// Newer hosts' encodes may be told to take a clip for pictures, or pictures for a clip, which ours is not.
-function choosesForm(node) {
-  return !["Auto", undefined].includes(value(node, "encode_as"));
+  return Boolean(kind) && isHere(kind);
 }
 
 function canAdopt(node) {
@@ -70,12 +65,10 @@ export async function adoptAll() {
     return left.length;
   });
   const [type, left] = [foreignVAE(), leftAlone()];
-  const formed = namesOf(allNodes().filter((node) => REPLACED[node.comfyClass] && choosesForm(node)));
   const more = [
     lost.length && t("adopted_lost", { names: lost.join(t("semicolon")) }),
     type && t("foreign_vae", { type }),
     left.length && t("adopted_left", { names: listed(left) }),
-    formed.length && t("adopted_form", { names: listed(formed) }),
   ].filter(Boolean);
   tell(done ? "success" : "info", [done ? t("adopted", { n: done }) : t("adopted_none"), ...more]);
   return done;
@@ -201,6 +194,7 @@ function replace(old, kind, whole, lost) {
   graph.add(node);
   node.setSize([Math.max(old.size[0], node.size[0]), node.computeSize()[1]]);
   keepValues(old, node);
+  set(node, "encode_as", value(old, "encode_as"));
   // The engine plans whole frames by itself. A network that stays ComfyUI's own keeps the tiles it was given, as do
   // tiles that another node gives.
   const tiles = TILED.includes(old.comfyClass) && (!whole || links.some(({ name }) => TILES[name]));

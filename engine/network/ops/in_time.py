@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...kernels import norm_act
 from ...kernels.conv3d import Weight, pack_weight
+from ...kernels.to_pixels import RAW
 from ...kernels.to_pixels import Pixels as Form
 from ...options import Options
 from ...precision.forms import Balancer, Operands
@@ -30,8 +31,6 @@ from .norm import Group
 
 TIME = (3, 1, 1)
 PARTS = ("in_layers.0", "in_layers.2", "out_layers.0", "out_layers.3")
-#: Pixels as the network makes them.
-_RAW = Form(1.0, 0.0, float("-inf"), float("inf"))
 
 
 def time_conv(c_in: int, c_out: int) -> ClipConv:
@@ -175,7 +174,7 @@ class TimePixels(ends.Pixels):
         with run.arena.scope():
             raw = run.arena.take(tuple(out.shape), torch.float32)
             mixed = run.arena.take((h * w, self.colours), torch.float32)
-            run.pixels(end.conv, x, end.norm, sums, raw, _RAW)
+            run.pixels(end.conv, x, end.norm, sums, raw, RAW)
             for i in range(frames) if not run.dry else ():
                 mixed.copy_(packed.bias.expand_as(mixed))
                 for tap, at in enumerate(range(i - 1, i + 2)):

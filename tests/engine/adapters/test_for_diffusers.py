@@ -180,3 +180,13 @@ def test_families_with_other_numbers(seed_model):
     seed_model(theirs, 1)
     with pytest.raises(InputError, match="this VAE: hunyuanvideo has other numbers in diffusers than here"):
         for_diffusers(theirs)
+
+
+def test_the_original_may_go(make, noise):
+    """What pipelines read stays, its weights do not."""
+    theirs, shape = make("flux2")
+    mean = theirs.bn.running_mean.clone()
+    ours = for_diffusers(theirs)
+    assert torch.equal(ours.bn.running_mean, mean)
+    assert list(ours.__dict__["_given"].state_dict()) == []
+    assert theirs.decoder.conv_in.weight.numel(), "the caller's module is as it was"

@@ -30,11 +30,26 @@ def test_a_state_dict(vae_file, z, wanted, prefix):
 def test_a_module_and_a_checkpoint_of_renamed_tensors(vae_file, z, wanted):
     model = load(vae_file, device="cpu").model
     module = torch.nn.Module()
-    module.vae, module.config = model, {"norm_num_groups": 4}
+    module.vae, module.config = model, {"norm_num_groups": 4, "block_out_channels": [8, 16, 16, 16]}
     assert torch.equal(load(module, device="cpu").decode(z), wanted)
     read = read_checkpoint(vae_file)
     renamed = Checkpoint({f"vae.{n}": t for n, t in read.tensors.items()}, read.metadata)
     assert torch.equal(load(renamed, device="cpu").decode(z), wanted)
+
+
+def test_parameters_stay_their_owners(vae_file):
+    """Those of a model that goes on training."""
+    given = {name: torch.nn.Parameter(tensor) for name, tensor in load_file(vae_file).items()}
+    vae = load(given, device="cpu", norm_groups=4)
+    assert all(each.requires_grad for each in given.values())
+    assert not any(each.requires_grad for each in vae.model.parameters())
+
+
+def test_fp8_without_scales(vae_file, z):
+    tensors = {n: t.to(torch.float8_e4m3fn) if n.endswith("conv1.weight") else t for n, t in load_file(vae_file).items()}
+    rounded = {name: tensor.float() for name, tensor in tensors.items()}
+    wanted = load(rounded, device="cpu", norm_groups=4).decode(z)
+    assert torch.equal(load(tensors, device="cpu", norm_groups=4).decode(z), wanted)
 
 
 def test_the_family_is_logged(vae_file, caplog):
