@@ -17,6 +17,7 @@ from zerowaste_vae.engine.kernels.prebuilt import launch
 from zerowaste_vae.engine.kernels.prebuilt.library import SetError, library
 from zerowaste_vae.engine.kernels.probe import dispatch
 from zerowaste_vae.engine.kernels.targets import ways
+from zerowaste_vae.engine.planning.choice import _use
 
 pytestmark = [
     pytest.mark.gpu,
@@ -112,7 +113,8 @@ def test_texts_are_read_while_a_vae_is_loaded(form, z, monkeypatch):
     """And given back once the kernels are loaded, from the first run of a component on."""
     monkeypatch.setattr(launch, "_complete", set())
     vae = vae_of(form)
-    uses = {half: (form, vae._choices._use(half)) for half in ("decoder", "encoder")}
+    here, mode = ways(DEVICE, form)[0], vae._mixed.mode
+    uses = {half: (form, _use(vae.planner.walk, half, mode, here)) for half in ("decoder", "encoder")}
     assert all(place in library()._ahead for place in uses.values())
     whole = vae.decode(z)
     assert [half for half, place in uses.items() if place in library()._ahead] == ["encoder"]
