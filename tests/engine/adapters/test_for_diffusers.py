@@ -184,7 +184,7 @@ def test_families_with_other_numbers(seed_model):
 
 def test_the_original_may_go(make, noise):
     """What pipelines read stays, its weights do not."""
-    theirs, shape = make("flux2")
+    theirs, _ = make("flux2")
     mean = theirs.bn.running_mean.clone()
     ours = for_diffusers(theirs)
     assert torch.equal(ours.bn.running_mean, mean)

@@ -46,7 +46,8 @@ def test_parameters_stay_their_owners(vae_file):
 
 
 def test_fp8_without_scales(vae_file, z):
-    tensors = {n: t.to(torch.float8_e4m3fn) if n.endswith("conv1.weight") else t for n, t in load_file(vae_file).items()}
+    stored = load_file(vae_file).items()
+    tensors = {n: t.to(torch.float8_e4m3fn) if n.endswith("conv1.weight") else t for n, t in stored}
     rounded = {name: tensor.float() for name, tensor in tensors.items()}
     wanted = load(rounded, device="cpu", norm_groups=4).decode(z)
     assert torch.equal(load(tensors, device="cpu", norm_groups=4).decode(z), wanted)
