@@ -26,6 +26,9 @@ export function outlook(plan, source, streams) {
   if (!plan.fits) return [...parts, line(said(plan.text), "problem"), ...footnotes(plan)];
   parts.push(drawMemory(plan.predicted_gb, plan.target_gb, memoryLabel(plan)));
   parts.push(line(t("layout", { frames: layout(plan), steps: chunking(plan) })));
+  if (plan.expected_high_s) {
+    parts.push(line(t("expected", { low: seconds(plan.expected_low_s), high: seconds(plan.expected_high_s) })));
+  }
   if (plan.parked_gb >= 0.01) parts.push(line(t("memory_parked", { size: gb(plan.parked_gb) })));
   if (plan.waiting_gb >= 0.01) parts.push(line(t("memory_waiting", { size: gb(plan.waiting_gb) })));
   if (streams) parts.push(line(t("memory_streamed")));
