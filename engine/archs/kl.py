@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ..errors import InputError
 from ..network.ops.attention import Attention, Parts
@@ -55,6 +55,11 @@ class Config:
     attention: bool = True
     norm_groups: int = DEFAULT_GROUPS
     attends: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+
+    def __repr__(self) -> str:
+        """Leave out what only a few files have: kernels that ship are filed under the text of all others."""
+        shown = [f.name for f in fields(self) if f.name != "attends" or any(self.attends)]
+        return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None) -> Config:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..archs import detect
 from ..archs.arch import BESIDE
 from ..errors import CheckpointError
 from ..system.finite import all_finite
@@ -35,9 +36,9 @@ def in_memory(given: Checkpoint | Mapping[str, Tensor] | nn.Module) -> Checkpoin
         CheckpointError: no tensors by name, tensors without values, or NaN or Inf.
     """
     if isinstance(given, Checkpoint):
-        names = wanted_names(given.tensors, True, given.path or NAME)
-        if all(old == new for old, new in names.items()) and len(names) == len(given.tensors):
+        if detect(given.tensors) is not None:  # its names are the original ones, as read_checkpoint gives them
             return given
+        names = wanted_names(given.tensors, True, given.path or NAME)
         tensors, metadata = given.tensors, given.metadata
     else:
         module = isinstance(given, nn.Module)

@@ -283,7 +283,7 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
     here = vae.kernels(half)
     report.kernels = "" if here is None or (here.kernels and plan.bare) else here.words
     report.mode = f"fused kernels ({layout})" if plan.fused else f"plain torch ({layout})"
-    if plan.reference:
+    if plan.fused and plan.reference:
         report.mode = f"reference operators ({layout})"
     if launches := not plan.fused and vae.launches(half):
         report.mode = f"torch with kernels of its own ({layout})"

@@ -100,7 +100,7 @@ def test_encodes_are_the_originals(golden, fused, name):
     with torch.no_grad():
         assert torch.equal(vae.model.encoder(x), vae.encode_raw(x, chunk=1, frames=1))
     close(fused.encode(x.permute(0, 2, 3, 4, 1) * 0.5 + 0.5), expected)
-    assert "fused" in fused.last_report.mode
+    assert "reference" in fused.last_report.mode
 
 
 def test_pieces():
@@ -148,7 +148,7 @@ def test_every_plan_encodes_equal_bits(tiny, noise, frames):
     x = noise(1, 3, frames, 24, 40)
     video = pictures(x)
     expected = fused.encode(video)
-    assert "fused" in fused.last_report.mode and expected.shape[2] == ARCHITECTURE.latents(frames)
+    assert "reference" in fused.last_report.mode and expected.shape[2] == ARCHITECTURE.latents(frames)
     close(expected, plain.encode(video))
     close(plain.encode(video), plain.model.sample(plain.model.encoder(x.clamp(-1, 1))))
     plan = fused.plan_encode(expected.shape[2], 3, 5)

@@ -112,7 +112,7 @@ def test_encodes_are_the_originals(golden, fused):
         pictures = video.permute(0, 2, 3, 4, 1).mul(0.5).add(0.5)
         close(vae.encode(pictures), expected)
         close(fused.encode(pictures), expected)
-        assert "fused" in fused.last_report.mode
+        assert "reference" in fused.last_report.mode
 
 
 @pytest.mark.parametrize("count", [1, 3, 6, 8, 13])
@@ -132,13 +132,13 @@ def test_odd_clips_encode_as_whole_latents(tiny, noise, count, tmp_path, monkeyp
     pictures = x.clamp(-1, 1).mul(0.5).add(0.5).permute(0, 2, 3, 4, 1)
     expected = vae.model.sample(vae.model.encoder(x.clamp(-1, 1)))
     close(vae.encode(pictures), expected)
-    assert "fused" in vae.last_report.mode
+    assert "reference" in vae.last_report.mode
 
 
-@pytest.mark.parametrize("walk", ["plain", "fused"])
+@pytest.mark.parametrize("walk", ["plain", "reference"])
 def test_streams_and_parts_see_the_whole_clip(tiny, noise, walk, monkeypatch):
     """All of it has to be there: latents of a part depend on all others, frames of a stream are waited for."""
-    if walk == "fused":
+    if walk == "reference":
         monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     vae = load(Checkpoint(dict(tiny[1].state_dict()), {"norm_num_groups": "4"}), device="cpu")
     z = noise(1, vae.latent_channels, 4, 2, 3)
