@@ -61,7 +61,7 @@ def load(
     Args:
         path: of the file; or a Checkpoint (whose tensors are then used up), a state dict, or a module that has one,
             such as a diffusers VAE, under any names that files have. Weights in memory that need no conversion are
-            shared, not copied; a log line names the family that was found.
+            shared, not copied; for a state dict or a module a log line names the family that was found.
         precision: "auto" (on CUDA fp16, or bf16 where the model was made for it; fp32 on the CPU), "fp32", "bf16",
             "fp16", and approximate: "fp8", "int8", "fp16_fast".
         device: the device of its runs; None: CUDA if there is one.
@@ -76,8 +76,8 @@ def load(
         InputError: an impossible option.
     """
     where = placement(precision, device)
-    held = isinstance(path, Checkpoint | Mapping | nn.Module)
-    checkpoint = in_memory(path) if held else read_checkpoint(path)
+    unnamed = isinstance(path, Mapping | nn.Module)
+    checkpoint = in_memory(path) if unnamed or isinstance(path, Checkpoint) else read_checkpoint(path)
     path = checkpoint.path or NAME
     architecture = detect(checkpoint.tensors)
     if architecture is None:
@@ -122,7 +122,7 @@ def load(
     if rounded:
         vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)), architecture.prepared)
     vae.options = replace(vae.options, min_db=min_db)
-    if held:
+    if unnamed:
         log.info(f"{path}: {architecture.name}, {' and '.join(h for h in ('encoder', 'decoder') if model.names(h))}")
     if where.type == "cpu" and vae.precision in ("fp16", "bf16"):
         log.once(f"{vae.precision} on a CPU: many compute it far slower than fp32 (138 s for a decode instead of 2.6); "
