@@ -103,7 +103,8 @@ class Panel {
   words(state, plan) {
     if (this.run && ["running", "failed", "cancelled", "cached"].includes(state)) return this.run.text;
     if (state === "ran") return summary(this.report);
-    if (state === "unknown") return t(`why_${this.asked.why ?? "no_vae"}`, { names: this.asked.names?.join(", ") });
+    const why = this.asked.why ?? "no_vae";
+    if (state === "unknown") return t(`why_${why}`, { names: this.asked.names?.join(", ") });
     if (state === "foreign") return t("host_network");
     if (state === "refused") return this.refusal(plan);
     return state === "planned" ? outcome(plan) : t(`state_${state}`);
