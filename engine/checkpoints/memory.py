@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from ..archs import detect
@@ -15,11 +14,11 @@ from ..archs.arch import BESIDE
 from ..errors import CheckpointError
 from ..system.finite import all_finite
 from .reader import from_stored, wanted_names
+from .safetensors_file import FP8
 from .types import Checkpoint
 
 #: In the place of a file's path, in messages.
 NAME = Path("these weights")
-_FP8 = tuple(t for t in (getattr(torch, n, None) for n in ("float8_e4m3fn", "float8_e5m2")) if t is not None)
 
 
 def in_memory(given: Checkpoint | Mapping[str, Tensor] | nn.Module) -> Checkpoint:
@@ -44,7 +43,7 @@ def in_memory(given: Checkpoint | Mapping[str, Tensor] | nn.Module) -> Checkpoin
         module = isinstance(given, nn.Module)
         tensors, metadata = given.state_dict() if module else given, _metadata(given) if module else {}
         names = wanted_names(_checked(tensors), True, NAME)
-    fp8 = {new for old, new in names.items() if tensors[old].dtype in _FP8}
+    fp8 = {new for old, new in names.items() if tensors[old].dtype in FP8}
     # As the reader gives those of a file; without a scale beside them they are the weights.
     found = {new: tensors[old].half() if new in fp8 else tensors[old] for old, new in names.items()}
     for name in fp8:
@@ -61,7 +60,7 @@ def _checked(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             raise CheckpointError(f"{NAME}: {name!r} is {type(tensor).__name__}, give a dict of tensors by name")
         if tensor.is_meta:
             raise CheckpointError(f"{NAME}: {name} is on the meta device, which holds no values: load them first")
-        if tensor.dtype not in _FP8:
+        if tensor.dtype not in FP8:
             _check_finite(name, tensor)
     return tensors
 

@@ -20,7 +20,6 @@ from zerowaste_vae.engine.network.ops.norm import Group, Length
 from zerowaste_vae.engine.network.ops.resnet import Res
 from zerowaste_vae.engine.network.ops.shortcut import ShortcutUp
 from zerowaste_vae.engine.network.ops.up import ShuffleUp
-from zerowaste_vae.engine.network.plain import Network
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
@@ -56,16 +55,6 @@ def decoder(norm):
 def narrow(monkeypatch):
     """Layers of 32 channels take it, too."""
     monkeypatch.setattr(schedules, "WIDTH", 32)
-
-
-@pytest.fixture(scope="module")
-def build(seed_model):
-    def make(program, dtype):
-        model = Network(Config(), None, program).requires_grad_(False)
-        seed_model(model, 5)
-        return model.to(dtype).decoder
-
-    return make
 
 
 def decode(network, z, chunk, frames, parking=None):

@@ -14,7 +14,6 @@ from zerowaste_vae.engine.network.ops.ends import Pixels
 from zerowaste_vae.engine.network.ops.norm import Group, Length
 from zerowaste_vae.engine.network.ops.resnet import Res
 from zerowaste_vae.engine.network.ops.shortcut import ShortcutUp
-from zerowaste_vae.engine.network.plain import Network
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
@@ -46,16 +45,6 @@ def decoder(norm, **style):
         ShortcutUp("grow", 64, 64, temporal=True), STEP,
         Res("wide.0", 64, 64, norm), Pixels("leave.norm", "leave.conv", 64, norm), **style,
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def build(seed_model):
-    def make(program, dtype):
-        model = Network(Config(), None, program).requires_grad_(False)
-        seed_model(model, 5)
-        return model.to(dtype).decoder
-
-    return make
 
 
 def decode(network, z, chunk, frames, parking=None):
