@@ -162,7 +162,7 @@ def test_values_saved_before_a_widget_was_added_still_load(comfy):
         "vram_gb": 0, "chunk": 1, "tiling": "blended", "tiling.tile": 48, "tiling.overlap": 16, "output": "auto",
         "ram_gb": 0, "gpus": "auto", "any_vae": False,
     }  # fmt: skip
-    assert encode == {"vram_gb": 0, "tiling": "auto", "chunk": 0, "ram_gb": 0, "gpus": "auto"}
+    assert encode == {"vram_gb": 0, "tiling": "auto", "chunk": 0, "ram_gb": 0, "gpus": "auto", "encode_as": "Auto"}
 
 
 def test_images_of_a_run_are_files_that_open(comfy):
