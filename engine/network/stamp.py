@@ -4,6 +4,7 @@ long as the weights stay the same."""
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import weakref
 from collections.abc import Iterable, Iterator
@@ -57,15 +58,20 @@ class Stamp:
             for name, one in place.items() if one is None
         ]  # fmt: skip
         self._weights = [(place, name, weakref.ref(t), part) for place, name, t, part in weights]
-        self._writes = [_writes(t) for _, _, t, _ in weights]
-        self._values: dict[str, bytes] = {}
+        #: How often each tensor was written to, None where torch does not count that.
+        self._writes = [None if t.is_inference() else t._version for _, _, t, _ in weights]
+        self._values: dict[str, list[bytes]] = {}
         if not later:
             self._look(_by_part((part, t) for _, _, t, part in weights))
 
+    @as_usual()
+    @torch.no_grad()
     def _look(self, tensors: dict[str, list[Tensor]]) -> None:
         """Take the values that checks compare."""
-        self._values = {part: values_of(some) for part, some in tensors.items()}
+        self._values = {part: list(values_of(some)) for part, some in tensors.items()}
 
+    @as_usual()
+    @torch.no_grad()
     def holds(self, network: nn.Module, half: str = "") -> bool:
         """Check whether `network` is the one that this was made of, with the same layers and weights.
 
@@ -73,27 +79,31 @@ class Stamp:
         """
         if self._network() is not network:
             return False
-        if any((layer := place.get(name)) is None or layer is not known() for place, name, known in self._layers):
-            return False
-        if any(place.get(name) is not None for place, name in self._absent):
-            return False
+        # Loops, not any(): each call waits for them, and a generator takes half as long again.
+        for place, name, known in self._layers:
+            if (layer := place.get(name)) is None or layer is not known():
+                return False
+        for place, name in self._absent:
+            if place.get(name) is not None:
+                return False
         writes: list[int | None] = []
-        there: list[tuple[str, Tensor]] = []
+        tensors = _by_part(())
         for (place, name, known, part), before in zip(self._weights, self._writes, strict=True):
             t = place.get(name)
             if t is None or t is not known():
                 return False
-            now = _writes(t)
+            now = None if t.is_inference() else t._version
             if now != before and now is not None and before is not None:
                 return False
             writes.append(now)
-            there.append((part, t))
-        tensors = _by_part(there)
+            tensors[part].append(t)
         if not self._values:
             self._look(tensors)
             return True
         parts = ("", half) if half in HALVES else self._values
-        if any(values_of(tensors[part]) != self._values[part] for part in parts):
+        # Piece by piece, so that memory is taken again that is in a CPU's cache.
+        pieces = ((self._values[part], values_of(tensors[part])) for part in parts)
+        if not all(then == now for known, found in pieces for then, now in itertools.zip_longest(known, found)):
             return False
         self._writes = writes  # a tensor that was moved may count its writes now, or no longer
         return True
@@ -107,15 +117,8 @@ def _by_part(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, list[Tensor]]:
     return parts
 
 
-def _writes(t: Tensor) -> int | None:
-    """Return how often a tensor was written to, None where torch does not count that."""
-    return None if t.is_inference() else t._version
-
-
-@as_usual()
-@torch.no_grad()
-def values_of(tensors: list[Tensor]) -> bytes:
-    """Return what a Stamp compares of tensors. It does not depend on their devices and layouts."""
+def values_of(tensors: list[Tensor]) -> Iterator[bytes]:
+    """Yield what a Stamp compares of tensors, in pieces. It does not depend on their devices and layouts."""
     lines: list[Tensor] = []
     sums: list[Tensor] = []
     runs: list[Tensor] = []
@@ -129,25 +132,28 @@ def values_of(tensors: list[Tensor]) -> bytes:
             lines.append(rest)
         elif size:
             lines.append(t if t.ndim == 1 else t.reshape(-1))
-    return b"".join(part for kind in (lines, sums, runs) for part in _gathered(kind))
+    for kind in (lines, sums, runs):
+        yield from _gathered(kind)
 
 
 def _gathered(lines: list[Tensor]) -> Iterator[bytes]:
-    """Yield the bytes of tensors that can be joined; with few launches, and waits, where a GPU holds them."""
+    """Yield the bytes of tensors of one type after the other; with few launches, and waits, where a GPU holds them."""
     waiting: list[Tensor] = []
     size = 0
     for line in lines:
-        alike = not waiting or (line.device, line.dtype) == (waiting[0].device, waiting[0].dtype)
-        if waiting and not (alike and size + line.nbytes <= AT_ONCE):
+        more = line.nbytes
+        if waiting and (size + more > AT_ONCE or line.dtype != waiting[0].dtype):
             yield _bytes(waiting)
             waiting, size = [], 0
         waiting.append(line)
-        size += line.nbytes
+        size += more
     if waiting:
         yield _bytes(waiting)
 
 
 def _bytes(lines: list[Tensor]) -> bytes:
+    if len({line.device for line in lines}) > 1:
+        lines = [line.cpu() for line in lines]
     return torch.cat(lines).cpu().view(torch.uint8).numpy().tobytes()
 
 
