@@ -1,0 +1,19 @@
+"""What is stated for every component, fused and plain, in 16 and 8 bit, under four targets: to the byte as recorded."""
+
+import json
+
+import pytest
+
+from .stated_peaks import RECORD, components, peaks
+
+RECORDED = json.loads(RECORD.read_text(encoding="utf-8"))
+COMPONENTS = {name: component for name, *component in components()}
+
+
+def test_all_are_recorded():
+    assert list(RECORDED) == list(COMPONENTS)
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_peaks_are_those_recorded(name):
+    assert peaks(*COMPONENTS[name]) == RECORDED[name]
