@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from aiohttp import web
 
-from ..engine import InputError, ZeroWasteError, errors, log
+from ..engine import InputError, errors, log
 from . import files
 from .compare import Compare
 from .decode import Decode, DecodeToVideo
@@ -58,8 +58,8 @@ def _discreet(node: type[io.ComfyNode]) -> type[io.ComfyNode]:
     def discreet(cls: type[io.ComfyNode], *given: object, **inputs: object) -> io.NodeOutput:
         try:
             return execute(cls, *given, **inputs)
-        except ZeroWasteError as error:
-            error.args = tuple(files.without_folders(part) if isinstance(part, str) else part for part in error.args)
+        except Exception as error:
+            files.forget_folders(error)
             raise
 
     node.execute = classmethod(discreet)

@@ -64,6 +64,14 @@ def without_folders(text: str) -> str:
     return text
 
 
+def forget_folders(error: Exception) -> None:
+    """Write an error's message anew, without the host's folders; the system's errors name their files apart from it."""
+    error.args = tuple(without_folders(part) if isinstance(part, str) else part for part in error.args)
+    for name in ("strerror", "filename", "filename2") if isinstance(error, OSError) else ():
+        if isinstance(part := getattr(error, name), (str, os.PathLike)):
+            setattr(error, name, without_folders(str(part)))
+
+
 def temporary_file(suffix: str) -> Path:
     """Return the path of a new file in the folder that the host empties when it starts and ends."""
     folder = Path(folder_paths.get_temp_directory())

@@ -245,7 +245,7 @@ class EngineVAE(comfy.sd.VAE):
                 shown.start(size[0] * stages.ticks, stages, preview(plan))
             plans.append(plan)
 
-        say_here(f"{operation}: making room and loading the weights")
+        say_here(f"{operation}: making room and loading the weights", activity="loading")
         with (
             unrecorded(),
             fitting(operation),

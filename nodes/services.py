@@ -14,6 +14,7 @@ import comfy.sd as sd
 import comfy.utils
 import torch
 from comfy.cli_args import LatentPreviewMethod, args
+from comfy_execution.progress import get_progress_state
 from comfy_execution.utils import get_executing_context
 
 from ..engine import log
@@ -153,11 +154,18 @@ def busy() -> bool:
     return here is not None and here.prompt_queue.get_tasks_remaining() > 0
 
 
-def say_here(text: str) -> None:
-    """Show a line on the running node (its status line, which web/js/runs.js fills); do nothing outside of a run."""
+def say_here(text: str, activity: str | None = None) -> None:
+    """Show a line on the running node (its status line, which web/js/runs.js fills); do nothing outside of a run.
+
+    activity: what the node spends its time on before its bar moves, in a word that hosts after 0.38 show in its head.
+    They translate "loading" alone; the next line takes it away.
+    """
     context, here = get_executing_context(), server()
-    if text and context is not None and here is not None:
-        here.send_sync(PROGRESS, {"node": context.node_id, "text": text}, here.client_id)
+    if not text or context is None or here is None:
+        return
+    if (show := getattr(get_progress_state(), "set_activity", None)) is not None:
+        show(context.node_id, activity)
+    here.send_sync(PROGRESS, {"node": context.node_id, "text": text}, here.client_id)
 
 
 class Progress:

@@ -7,15 +7,14 @@ is imported, and torch only by its `run`.
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 from ..errors import LINE, Cancelled, ZeroWasteError, one_line
 from . import documented
@@ -35,14 +34,17 @@ COMMANDS = {
     "profile": "where the time of a decode or encode goes, by operator and stage",
 }
 EXIT_ERROR = 2
-#: Errors that only writing has: no room.
-_WRITING = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 EXIT_CANCELLED = 130  # the shell's code for a program stopped by Ctrl-C
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return 0, 2 after an error (one line on stderr) or 130 after Ctrl-C."""
     _print_anything()
+    with nullcontext() if sys.stdout is None else redirect_stdout(_Output(sys.stdout)):
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] == ["--"]:  # launchers put it before the arguments meant for this program
         args = args[1:]
@@ -52,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parsed = _parser(args[0] if args else None).parse_args(args)
         with _interruptible():
             code = parsed.run(parsed)
-        _flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()  # the interpreter would do it after the exit code is decided
         return code
     except ZeroWasteError as error:
         return _fail(str(error))
@@ -64,12 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         hint = " (torch and what it needs: https://pytorch.org/get-started/locally)" if error.name == "torch" else ""
         return _fail(f"the Python package {error.name!r} is not installed; install it with pip{hint}")
-    except BrokenPipeError:  # the reader of the output has closed it
-        _drop_output()
+    except _Unread:
         return EXIT_ERROR
     except OSError as error:
-        if error.filename is None and error.errno in _WRITING:  # of a print: errors of files name them
-            error = _unprinted(error)
         return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
@@ -77,24 +77,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("out of memory; give a lower --vram-gb or --ram-gb, --tiling blended, or a shorter clip")
 
 
-def _flush() -> None:
-    """Write what waits of the output: the interpreter would do it after the exit code is decided. Raises OSError."""
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        raise _unprinted(error) from error
+class _Unread(Exception):
+    """The reader of standard output has closed it."""
 
 
-def _unprinted(error: OSError) -> OSError:
-    _drop_output()
-    return OSError(error.errno, f"cannot be written ({error.strerror})", "standard output")
+class _Output:
+    """Standard output whose errors name it, as those of files name theirs: the system's error of a write does not."""
 
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
-def _drop_output() -> None:
-    """Keep the interpreter from writing what waits once more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._naming():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._naming():
+            self._stream.flush()
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # Else the interpreter would write what waits once more.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise _Unread from error
+            raise OSError(error.errno, f"cannot be written ({error.strerror})", "standard output") from error
 
 
 def _print_anything() -> None:

@@ -73,6 +73,19 @@ def test_workflows_of_the_first_version_load_with_their_values(browser, comfy, n
     assert seen
 
 
+#: State -> widgets that came after it, with what they are then.
+LATER = {"with_encode_as": {}}
+LATER["with_gpus"] = LATER["with_encode_as"] | {
+    ("ZeroWasteVAEDecodeToVideo", "gpus"): "auto", ("ZeroWasteVAEOptimize", "kernels"): "auto",
+    ("ZeroWasteVAEDecode", "any_vae"): False, ("ZeroWasteVAEDecodeToVideo", "any_vae"): False,
+    ("ZeroWasteVAEEncode", "encode_as"): "Auto",
+}  # fmt: skip
+LATER["before_gpus"] = LATER["with_gpus"] | {
+    ("ZeroWasteVAEDecode", "gpus"): "auto", ("ZeroWasteVAEEncode", "gpus"): "auto",
+    ("ZeroWasteVAEOptimize", "winograd"): False,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", sorted(STATES))
 def test_workflows_of_later_states_load_with_their_values(browser, comfy, name):
     """Every node with every widget set, tiles within a choice among them; widgets that came since are at defaults."""
@@ -87,13 +100,7 @@ def test_workflows_of_later_states_load_with_their_values(browser, comfy, name):
         assert {key: now["inputs"].get(key) for key in was["inputs"]} == was["inputs"], was["class_type"]
         for key in now["inputs"].keys() - was["inputs"].keys():
             added[was["class_type"], key] = now["inputs"][key]
-    later = {("ZeroWasteVAEDecodeToVideo", "gpus"): "auto"}
-    later |= {("ZeroWasteVAEOptimize", "kernels"): "auto"}
-    later |= {(kind, "any_vae"): False for kind in ("ZeroWasteVAEDecode", "ZeroWasteVAEDecodeToVideo")}
-    if name == "before_gpus":
-        later |= {("ZeroWasteVAEDecode", "gpus"): "auto", ("ZeroWasteVAEEncode", "gpus"): "auto"}
-        later |= {("ZeroWasteVAEOptimize", "winograd"): False}
-    assert added == later
+    assert added == LATER[name]
 
 
 def test_every_template_has_a_picture():

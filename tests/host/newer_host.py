@@ -3,8 +3,8 @@
     python tests/host/newer_host.py CHECKOUT COPY
 
 No whole ComfyUI after 0.33.0 could be had for the tests. Read were sd.py and nodes.py at 033046cc (after 0.38), 0.38's
-model_patcher.py at 08d0e510 and model_prefetch.py at 03fb330a, model_management.py at 02b2b388, and vae2_2.py at
-32671a67. Each change here refuses a checkout that it does not fit.
+model_patcher.py at 08d0e510 and model_prefetch.py at 03fb330a, model_management.py at 02b2b388, progress.py at
+1b71f275, and vae2_2.py at 32671a67. Each change here refuses a checkout that it does not fit.
 """
 
 from __future__ import annotations
@@ -53,6 +53,14 @@ class _Paused:
 
 def pause_malloc_graph(sync=False):
     return _Paused(sync)
+'''
+#: A node's progress has a word for what the node does, with a number of steps or without.
+ACTIVITY = '''    def set_activity(self, node_id, activity):
+        entry = self.ensure_entry(node_id)
+        if entry.get("activity") != activity:
+            entry["activity"] = activity
+            self.update_progress(node_id, entry["value"], entry["max"])
+
 '''
 #: Qwen-Image 2.1 (after 0.38): the layout of Wan 2.2's VAE with kernels of one frame and without patches.
 QWEN = '''                wan22 = "decoder.upsamples.0.upsamples.0.residual.2.weight" in sd
@@ -132,6 +140,7 @@ def make(checkout: Path, copy: Path) -> Path:
     edit(copy / "comfy/model_management.py",
          ("def pin_memory(tensor):", "def pin_memory(tensor, evict_active=True):", 1))
     edit(copy / "comfy/model_prefetch.py", added=PREFETCH)
+    activity(copy)
     qwen_image(copy)
     (copy / "comfyui_version.py").write_text(f'__version__ = "{VERSION}"\n', "utf-8")
     return copy
@@ -178,6 +187,14 @@ def fast_disk(copy: Path) -> None:
           "super().__init__(model, load_device, offload_device, size, weight_inplace_update, fast_disk)", 1),
          ("weight_inplace_update=self.weight_inplace_update)",
           "weight_inplace_update=self.weight_inplace_update, fast_disk=self.fast_disk)", 1))
+
+
+def activity(copy: Path) -> None:
+    """Progress says what a node does, as long as that is known."""
+    shown = '"real_node_id": self.registry.dynprompt.get_real_node_id(node_id),\n            }'
+    edit(copy / "comfy_execution/progress.py",
+         (shown, shown + ' | ({"activity": state["activity"]} if state.get("activity") else {})', 1),
+         ("    def finish_progress(", ACTIVITY + "    def finish_progress(", 1))
 
 
 def qwen_image(copy: Path) -> None:

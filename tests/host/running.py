@@ -32,12 +32,16 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = Path.home() / ".cache" / "zerowaste-vae"
 PACK = "ComfyUI-ZeroWasteVAE"
 PROGRESS = "zerowaste_vae.progress"
-#: Folders of other packs -> a node that shows that it has loaded.
+#: Folders of other packs -> a node, or an address of the server, that shows that it has loaded.
 PACKS = {
     "ComfyUI-KJNodes": "VAELoaderKJ",
     "ComfyUI-VideoHelperSuite": "VHS_VideoCombine",
     "ComfyUI-GGUF": "UnetLoaderGGUF",
     "ComfyUI-WanVideoWrapper": "WanVideoVAELoader",
+    "ComfyUI-Impact-Pack": "LatentPixelScale",
+    "ComfyUI_UltimateSDUpscale": "UltimateSDUpscale",
+    "ComfyUI-SeedVR2_VideoUpscaler": "SeedVR2VideoUpscaler",
+    "ComfyUI-Manager": "/manager/version",
 }
 FINAL = {"execution_success": "success", "execution_error": "error", "execution_interrupted": "interrupted"}
 

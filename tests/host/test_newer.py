@@ -144,6 +144,21 @@ def test_encode_nodes_of_the_host_and_ours(newer):
         assert stock.shape == shape and torch.equal(stock, ours) and stock.std() > 0.01
 
 
+def test_loading_is_shown_by_the_host(newer):
+    """As what our node does before its bar moves, and no longer than that."""
+    prompt = {"latent": node("EmptyHunyuanLatentVideo", width=64, height=48, length=9, batch_size=1)}
+    prompt["vae"] = node("ZeroWasteVAELoader", vae_name="demo (small)")
+    prompt["decode"] = node("ZeroWasteVAEDecode", samples=["latent", 0], vae=["vae", 0])
+    prompt["show"] = node("PreviewImage", images=["decode", 0])
+    run = newer.run(prompt)
+    assert run.status == "success", run.error
+    states = [data["nodes"]["decode"] for kind, data in run.events
+              if kind == "progress_state" and "decode" in data["nodes"]]  # fmt: skip
+    seen = [(state.get("activity"), state["value"] > 0) for state in states]
+    assert [key for key, _ in itertools.groupby(seen)] == [
+        (None, False), ("loading", False), (None, False), (None, True)]  # fmt: skip
+
+
 def latent(server, name: str) -> torch.Tensor:
     (path,) = (server.base / "output").glob(f"{name.replace(' ', '-')}_*.latent")
     return load_file(path)["latent_tensor"]

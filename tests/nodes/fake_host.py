@@ -188,6 +188,7 @@ def modules() -> dict[str, ModuleType]:
         "comfy": module("comfy", __path__=[], **parts), **{f"comfy.{name}": part for name, part in parts.items()},
         "comfy_api": module("comfy_api", __path__=[]), "comfy_api.latest": module("comfy_api.latest", **latest),
         "comfy_execution": module("comfy_execution", __path__=[]),
+        "comfy_execution.progress": module("comfy_execution.progress", get_progress_state=lambda: None),
         "comfy_execution.utils": module("comfy_execution.utils", get_executing_context=lambda: None),
         "folder_paths": module("folder_paths"), "aiohttp": module("aiohttp", web=Anything()),
     }  # fmt: skip

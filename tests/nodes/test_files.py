@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -130,3 +131,23 @@ def test_headers_say_which_files_have_codes(tmp_path, shared, monkeypatch):
         os.utime(path, ns=(number, number))
         files._learn("vae", path)
         assert learnt == {"network": "minimaxh3", "vae": expected}
+
+
+@pytest.mark.parametrize("make, said", [
+    (lambda at: InputError(f"{at / 'a.mp4'}: exists"), "output/a.mp4: exists"),
+    (lambda at: OSError(errno.ENOSPC, f"is full, remove {at / 'b'}", str(at / "a.mp4")),
+     f"[Errno {errno.ENOSPC}] is full, remove output/b: 'output/a.mp4'"),
+    (lambda at: FileNotFoundError(errno.ENOENT, "no", at / "a", None, at / "b"), "no: 'output/a' -> 'output/b'"),
+    (lambda at: OSError(errno.ENOSPC, "is full"), f"[Errno {errno.ENOSPC}] is full"),
+    (lambda at: KeyError(str(at / "a"), 3), "('output/a', 3)"),
+    (lambda at: UnicodeDecodeError("utf-8", b"x", 0, 1, "no"), "can't decode byte 0x78 in position 0: no"),
+])  # fmt: skip
+def test_errors_name_no_folders(tmp_path, monkeypatch, make, said):
+    """Also those of the system, which hold the names of files apart from their message."""
+    monkeypatch.setattr(files.folder_paths, "get_folder_paths", lambda kind: [], raising=False)
+    for kind in ("output", "input", "temp"):
+        where = str(tmp_path / kind)
+        monkeypatch.setattr(files.folder_paths, f"get_{kind}_directory", lambda at=where: at, raising=False)
+    error = make(tmp_path / "output")
+    files.forget_folders(error)
+    assert str(error).endswith(said) and str(tmp_path) not in f"{error!r} {error}"

@@ -13,6 +13,7 @@ from zerowaste_vae.engine.runtime.pinned import PAGE, POOL, PinnedPool
 STUBS = {
     "comfy": {}, "comfy.sd": {}, "comfy.utils": {}, "comfy.model_patcher": {}, "comfy_execution": {},
     "comfy.cli_args": {"LatentPreviewMethod": None, "args": None},
+    "comfy_execution.progress": {"get_progress_state": None}, "server": {},
     "comfy_execution.utils": {"get_executing_context": None},
 }  # fmt: skip
 
@@ -108,3 +109,21 @@ def test_a_refusal_has_the_systems_own_cure(monkeypatch, caplog, platform, cure)
     pinned._refused("by a test")
     assert cure in caplog.text and caplog.text.count("page-lock") == 1
     assert ("ulimit" in caplog.text) == (platform == "linux")
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_host_shows_what_a_node_does(host, monkeypatch, has):
+    """If it can: with the lines that name it, until the next one."""
+    host()
+    services, sent, shown = sys.modules["zerowaste_vae.nodes.services"], [], []
+    show = {"set_activity": lambda node, activity: shown.append((node, activity))} if has else {}
+    monkeypatch.setattr(services, "get_progress_state", lambda: SimpleNamespace(**show))
+    monkeypatch.setattr(services, "get_executing_context", lambda: SimpleNamespace(node_id="7"))
+    instance = SimpleNamespace(client_id="tab", send_sync=lambda *message: sent.append(message))
+    sys.modules["server"].PromptServer = SimpleNamespace(instance=instance)
+    services.say_here("making room", activity="loading")
+    services.say_here("")
+    services.say_here("planning")
+    assert shown == ([("7", "loading"), ("7", None)] if has else [])
+    lines = [(services.PROGRESS, {"node": "7", "text": text}, "tab") for text in ("making room", "planning")]
+    assert sent == lines

@@ -123,3 +123,25 @@ def test_an_output_that_is_full_is_named(monkeypatch, capsys, buffering):
         monkeypatch.undo()
     error = f"zerowaste-vae: error: standard output: cannot be written ({os.strerror(errno.ENOSPC)})"
     assert capsys.readouterr().err.splitlines()[-1] == error
+
+
+def test_an_output_that_nobody_reads_ends_in_silence(monkeypatch, capsys):
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(["plan", "--size", "64x64", "--frames", "5", "--vram-gb", "2"]) == 2
+        monkeypatch.undo()
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_full_is_not_the_output(monkeypatch, capsys):
+    """A full disk under a file whose name the system does not tell, as that of a cache or a temporary one."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("zerowaste_vae.engine.cli.plan._planner", full)
+    assert main(["plan", "--size", "64x64", "--frames", "5"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"zerowaste-vae: error: [Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}"
