@@ -157,6 +157,8 @@ class Architecture:
     prepared: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     #: Parameters that stay in fp32 whatever the type of the others.
     wide: tuple[str, ...] = ()
+    #: Returns the name of a file's sizes, where they are not the published ones; "" if they have none.
+    variant: Callable[[Any], str] = lambda _: ""
     #: A regular expression for names of tensors that its files may have, on which no frame and no latent depends.
     unused: str = r"(?!)"
 

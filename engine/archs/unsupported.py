@@ -39,8 +39,6 @@ NEIGHBOURS = (
            "decoder.mid.attn_1.q.conv.weight"),
     _known("hunyuanimage-diffusers", f"HunyuanImage 2.1's VAE {_ORIGINAL}", "decoder.up_blocks.0.norm1.weight",
            "decoder.up_blocks.0.conv1.weight"),
-    _known("minimaxh3-diffusers", f"MiniMax H3's VAE {_ORIGINAL}", "decoder.transformer_blocks.0.attn.to_q.weight",
-           "decoder.proj_in.weight"),
     _known("ltx-diffusion-diffusers", f"LTX-2.5's diffusion decoder {_ORIGINAL}",
            *(f"decoder.det_stages.0.0.attn.to_{part}.weight" for part in "qk")),
     _known("mochi-diffusers", f"Mochi's VAE {_ORIGINAL}", "decoder.block_in.resnets.0.norm1.norm_layer.weight",
