@@ -4,7 +4,6 @@ transformer. Both process tiles of sections of a clip, which are part of the mod
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import dataclass, replace
 
 from ..errors import InputError
@@ -30,6 +29,7 @@ from .arch import (
     Widths,
     groups_of,
     length,
+    pruned_blocks,
     rows,
 )
 
@@ -39,8 +39,6 @@ LEVELS, RESNETS = 6, 2
 HALVED, IN_TIME = (0, 1, 2, 3), (1, 2)
 #: Channels of a head, frames per latent, and pixels per side of a latent.
 HEAD, RATE, PATCH = 64, 4, 16
-#: A tensor of a residual block's main branch.
-_IN_BLOCK = rf"encoder\.down\.(\d)\.block\.(\d)\.(?!{NAMES.conv_shortcut}\.)"
 #: Pixels are normalised by ImageNet's mean and deviation.
 OWN = NativeTiles(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
 MEAN, DEVIATION = "latents_mean", "latents_std"
@@ -106,14 +104,14 @@ def _encoder(shapes: Shapes) -> tuple[Widths | None, tuple[str, ...]]:
     the level before."""
     if "encoder.conv_in.bias" not in shapes:
         return None, ()
-    widths, places = [length(shapes, "encoder.conv_in.bias")], list(itertools.product(range(LEVELS), range(RESNETS)))
+    widths = [length(shapes, "encoder.conv_in.bias")]
+    blocks = [f"encoder.down.{i}.block.{j}" for i, j in itertools.product(range(LEVELS), range(RESNETS))]
     for i in range(LEVELS):
         parts = [f"block.{j}.{part}" for j in range(RESNETS) for part in ("conv1", "conv2", NAMES.conv_shortcut)]
         names = [f"encoder.down.{i}.{part}.bias" for part in (*parts, "downsample.conv")]
         widths.append(next((length(shapes, name) for name in names if name in shapes), widths[-1]))
-    kept = {tuple(m.groups()) for name in shapes if (m := re.match(_IN_BLOCK, name))}
-    pruned = tuple(f"down.{i}.block.{j}" for i, j in places if (str(i), str(j)) not in kept)
-    return (tuple(widths[1:]), pruned) if len(pruned) < len(places) else (None, ())
+    pruned = pruned_blocks(shapes, blocks, NAMES.conv_shortcut)
+    return (tuple(widths[1:]), pruned) if len(pruned) < len(blocks) else (None, ())
 
 
 def decoder(config: Config) -> Program:
@@ -136,10 +134,11 @@ def variant(config: Config) -> str:
 
 def encoder(config: Config) -> Program:
     w, norm, moments = config.encoder_widths, Group(config.norm_groups), 2 * config.latent_channels
+    pruned = [name.removeprefix("encoder.") for name in config.pruned]
 
     def level(i: int) -> list[Step]:
         ins = (w[max(i - 1, 0)], *[w[i]] * (RESNETS - 1))
-        blocks = (residual(f"down.{i}.block.{j}", c, w[i], norm, NAMES, config.pruned) for j, c in enumerate(ins))
+        blocks = (residual(f"down.{i}.block.{j}", c, w[i], norm, NAMES, pruned) for j, c in enumerate(ins))
         steps = list(itertools.chain(*blocks))
         if i in HALVED:
             steps.append(StridedDown(f"down.{i}.downsample", w[i], temporal=i in IN_TIME, reflected=True))

@@ -27,6 +27,10 @@ HUNYUAN15_DIFFUSERS = _known("hunyuanvideo1.5-diffusers", f"HunyuanVideo 1.5's V
                              f"{_MIDDLE}.norm1.gamma", f"{_MIDDLE}.conv1.conv.weight")  # fmt: skip
 #: Networks whose files also have the names by which families that are run are known. None of those has these names.
 NEIGHBOURS = (
+    _known("flash-vaed", "Flash-VAED's decoder of Wan", *(f"decoder.middle.0.residual.2.{part}_conv.weight"
+                                                          for part in ("depthwise", "pointwise"))),
+    _known("flash-vaed-ltx", "Flash-VAED's decoder of LTX-Video", *(f"{_MIDDLE}.conv1.{part}.weight"
+                                                                    for part in ("depthwise", "pointwise"))),
     _known("allegro", "Allegro's video VAE", "decoder.temp_conv_in.weight", "decoder.temp_conv_out.weight"),
     _known("asymmetric", "an asymmetric VAE for inpainting, whose decoder takes the masked picture too",
            *(f"decoder.condition_encoder.layers.{i}.weight" for i in (0, 1))),

@@ -52,7 +52,8 @@ def pruned_pair(seed=0):
 @pytest.mark.parametrize("frames", [1, 22])
 def test_pruned_blocks_are_their_shortcuts(fused, frames, noise, monkeypatch):
     left, whole = map(loaded, pruned_pair(seed=frames))
-    assert left.model.config.encoder_widths == WIDTHS and set(left.model.config.pruned) == set(PRUNED)
+    assert left.model.config.encoder_widths == WIDTHS
+    assert set(left.model.config.pruned) == {f"encoder.{name}" for name in PRUNED}
     if fused:
         monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
         left, whole = left.with_options(DEFAULTS), whole.with_options(DEFAULTS)
