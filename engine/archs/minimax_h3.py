@@ -44,6 +44,8 @@ OWN = NativeTiles(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
 MEAN, DEVIATION = "latents_mean", "latents_std"
 #: Decoders with fewer layers, by the number of those that they have kept.
 REDUCED = {26: "LynnReal", 12: "LightVAE Lite", 8: "FastH3"}
+#: Layers of Sol-H3-VAE. Its files were not seen: under H3's names they must not run as H3, in tiles.
+SOL = 24
 #: The tiles that LynnReal was trained in. ComfyUI decodes it in the family's, and so does its own program unless told.
 LYNNREAL = replace(OWN, sides=((272, 0), (208, 16), (272, 16)))
 #: Random weights, with the published statistics of latents to four digits.
@@ -87,12 +89,16 @@ class Config:
         """Return the sizes of a file's networks. Raises InputError for impossible ones."""
         encoder, pruned = _encoder(shapes)
         groups = groups_of(norm_groups, encoder)
-        ends = "decoder.x_embedder.bias", "decoder.transformer_blocks.0.ff.w1.bias"
-        width, inner = (length(shapes, name) for name in ends)
+        layer = "decoder.transformer_blocks.0.ff"
+        width = length(shapes, "decoder.x_embedder.bias")
+        inner = length(shapes, f"{layer}.w1.bias", length(shapes, f"{layer}.net.0.proj.bias"))  # or before `prepared`
         layers = rows(shapes, "decoder.transformer_blocks")
         registers = shapes.get("decoder.register_tokens", (1, 4, width))[-2]
         if layers and (width % HEAD or not width or inner % 2):
             raise InputError(f"its transformer's {width} channels are no heads of {HEAD}")
+        if layers == SOL:
+            raise InputError(f"its decoder has {SOL} layers, as Sol-H3's has, which works in windows of whole frames: "
+                             "not yet run here; decode with the program that it came with")  # fmt: skip
         latent = length(shapes, "post_quant_conv.bias", length(shapes, MEAN, 24))
         return cls(encoder, width, layers if width and inner else 0, inner // 2, registers, latent, groups,
                    pruned)  # fmt: skip

@@ -43,6 +43,10 @@ NEIGHBOURS = (
            "decoder.mid.attn_1.q.conv.weight"),
     _known("hunyuanimage-diffusers", f"HunyuanImage 2.1's VAE {_ORIGINAL}", "decoder.up_blocks.0.norm1.weight",
            "decoder.up_blocks.0.conv1.weight"),
+    KeySet("minimaxh3-streaming", tuple(
+        tuple(f"{half}{part}" for part in ("register_tokens", "blocks.0.scale1", "blocks.0.attn.to_qkv.weight"))
+        for half in ("", "decoder.")
+    ), title="a decoder of MiniMax H3 in windows of whole frames (Sol-H3: not yet; Sana's causal one)"),
     _known("ltx-diffusion-diffusers", f"LTX-2.5's diffusion decoder {_ORIGINAL}",
            *(f"decoder.det_stages.0.0.attn.to_{part}.weight" for part in "qk")),
     _known("mochi-diffusers", f"Mochi's VAE {_ORIGINAL}", "decoder.block_in.resnets.0.norm1.norm_layer.weight",

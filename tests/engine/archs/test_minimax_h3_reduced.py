@@ -176,6 +176,25 @@ def test_other_decoders_have_no_trained_tiles(vae):
         vae.plan_decode(1, 8, 8, native_tiles="own")
 
 
+# -- what is not run yet ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rename", [lambda tensors: tensors, to_diffusers])
+def test_a_decoder_of_24_layers_is_never_run_as_h3s(rename):
+    with pytest.raises(CheckpointError, match=r"has 24 layers, as Sol-H3's has, .* not yet run here"):
+        loaded(rename(made(Config(None, 64, 24, 64))))
+
+
+@pytest.mark.parametrize("prefix", ["", "decoder.", "model."])
+def test_streaming_decoders_are_named(prefix):
+    """Sana's names, which are as near to Sol-H3's as is known."""
+    names = ("register_tokens", "x_embedder.weight", "post_quant_conv.weight", "norm_out.weight", "proj_out.weight")
+    layer = ("norm1.weight", "attn.to_qkv.weight", "attn.to_out.weight", "scale1", "ff.w1.weight", "ff.w2.weight")
+    tensors = {f"{prefix}{n}": torch.ones(2) for n in (*names, *(f"blocks.0.{n}" for n in layer))}
+    with pytest.raises(CheckpointError, match=r"windows of whole frames \(Sol-H3: not yet; Sana's causal one\), which"):
+        loaded(tensors)
+
+
 # -- names and goldens -----------------------------------------------------------------------------------------------
 
 
