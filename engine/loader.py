@@ -84,7 +84,7 @@ def load(
         _refuse(path, checkpoint)
     if architecture.prepared is not None:
         checkpoint = replace(checkpoint, tensors=architecture.prepared(checkpoint.tensors))
-    codes = checkpoint.codes
+    codes = {name: held for name, held in checkpoint.codes.items() if name in checkpoint.tensors}
     precision, name = named(precision, where, architecture, bool(codes))
     dtype = PRECISIONS[name]
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}

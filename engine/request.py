@@ -32,6 +32,8 @@ RANGES = ("unit", "signed")
 #: How a decoder that tiles itself blends a tile: with its neighbours as they already are in the picture, or as they
 #: came. ComfyUI does the first after 0.33.0, and did the second up to it.
 NATIVE_BLENDS = ("assembled", "separate")
+#: The tiles of a decoder that tiles itself: its family's, or those that its weights were trained with.
+NATIVE_TILES = ("family", "trained")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Request:
         native_blend: one of `NATIVE_BLENDS`, for decoders that tile themselves.
         range: "unit" for frames in 0..1; "signed" for frames in -1..1 as the network takes and makes them: a decode's
             are not clamped, and an encode takes any values.
+        native_tiles: one of `NATIVE_TILES`; "trained" is for decoders that were trained with other tiles than their
+            family's.
 
     Raises:
         InputError: a value that no VAE can serve.
@@ -62,10 +66,12 @@ class Request:
     output: str = "float32"
     native_blend: str = NATIVE_BLENDS[0]
     range: str = RANGES[0]
+    native_tiles: str = NATIVE_TILES[0]
 
     def __post_init__(self) -> None:
-        choices = ("tiling", TILINGS), ("output", OUTPUTS), ("range", RANGES), ("native_blend", NATIVE_BLENDS)
-        for name, known in choices:
+        choices = {"tiling": TILINGS, "output": OUTPUTS, "range": RANGES, "native_blend": NATIVE_BLENDS,
+                   "native_tiles": NATIVE_TILES}  # fmt: skip
+        for name, known in choices.items():
             if (value := getattr(self, name)) not in known:
                 raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
         if self.signed and self.output == "uint8":
@@ -84,6 +90,11 @@ class Request:
     def signed(self) -> bool:
         """Return whether frames are in -1..1."""
         return self.range == "signed"
+
+    @property
+    def trained(self) -> bool:
+        """Return whether a decoder that tiles itself takes the tiles that its weights were trained with."""
+        return self.native_tiles == "trained"
 
     @property
     def dtype(self) -> torch.dtype:

@@ -93,7 +93,7 @@ class VideoVAE(Face, Core, OldNames):
                 or None or "auto" for the VAE's own alone.
             mixed_devices: allow GPUs of different kinds, which are refused otherwise.
             any_vae: take a latent whose note (`latent_note`; set by `encode`, or read from a file) names another VAE.
-            options: those of `Request`: tiling, tile, overlap, chunk, vram_gb, ram_gb, output, range and native_blend.
+            options: those of `Request`: tiling, tile, overlap, chunk, vram_gb, ram_gb, output, range, native_*.
 
         Returns:
             [B, t(T-1)+1, s*h, s*w, 3] in 0..1, or with range="signed" in -1..1 and beyond; s, t: `spatial`, `temporal`.

@@ -207,6 +207,7 @@ def answer(
     limits = machine.limits(request).shared(len(devices), here)
     facts = {
         "model": q.model, "assumed": not loaded, "assumed_as": "" if loaded else architecture.published.title,
+        "variant": architecture.variant(config),
         "precision": precision, "device": str(here), "gpus": len(devices), "target_gb": _gb(target),
         "target_source": source, "kernels_off": off, "ours_only": q.model in KNOWN.ours_only,
         "kernels": "" if off or (runs := choices.of("decoder")) is None else runs.words,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -157,6 +157,8 @@ class Architecture:
     prepared: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     #: Parameters that stay in fp32 whatever the type of the others.
     wide: tuple[str, ...] = ()
+    #: Returns the name of a file's sizes, where they are not the published ones; "" if they have none.
+    variant: Callable[[Any], str] = lambda _: ""
     #: A regular expression for names of tensors that its files may have, on which no frame and no latent depends.
     unused: str = r"(?!)"
 
@@ -310,6 +312,13 @@ def rows(shapes: Shapes, row: str) -> int:
 def holds(shapes: Shapes, *places: str) -> bool:
     """Return whether a file has any tensor of one of these layers."""
     return any(name.startswith(f"{place}.") for place in places for name in shapes)
+
+
+def pruned_blocks(shapes: Shapes, blocks: Iterable[str], shortcut: str = "shortcut") -> tuple[str, ...]:
+    """Return the names of those residual blocks of which a file holds at most the shortcut: a block that lacks only a
+    part of its other tensors is damaged, not pruned."""
+    kept = {name[: m.start()] for name in shapes for m in re.finditer(rf"\.(?!{shortcut}\.)", name)}
+    return tuple(name for name in blocks if name not in kept)
 
 
 def groups_of(norm_groups: int | None, *widths: Widths | None) -> int:

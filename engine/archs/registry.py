@@ -41,7 +41,7 @@ DEFAULT = ARCHITECTURES[0]
 #: Search terms for all published VAEs.
 WORDS = tuple(dict.fromkeys(word for a in ARCHITECTURES if a.published for word in a.published.words))
 #: Parts of the names of files that hold another network than the family they are named after: reduced decoders, audio.
-_NOT_THE_FAMILY = re.compile(r"tae|lighttae|lightvae|audio", re.IGNORECASE)
+_NOT_THE_FAMILY = re.compile(r"tae|audio|flash[ _.-]*vae", re.IGNORECASE)
 #: Families that read the latents of another one: LTX-2.5's two decoders share one encoder and one set of statistics,
 #: LTX-2.3's; Stable Video Diffusion's decoder was trained on Stable Diffusion's encoder.
 _SPACES = {"ltx-diffusion": "ltx", "svd": "sd"}
@@ -54,6 +54,7 @@ _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpo
 _MODULE = re.compile(r"(?:^|(?<=\.))module\.")
 # The order decides: a later family's names may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
 KEY_SETS = (
+    minimax_h3.DIFFUSERS,
     *unsupported.NEIGHBOURS,
     seedvr2.KEYS, minimax_h3.ARCHITECTURE.keys, mage.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys,
     ltx_diffusion.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys,

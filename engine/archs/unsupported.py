@@ -27,6 +27,10 @@ HUNYUAN15_DIFFUSERS = _known("hunyuanvideo1.5-diffusers", f"HunyuanVideo 1.5's V
                              f"{_MIDDLE}.norm1.gamma", f"{_MIDDLE}.conv1.conv.weight")  # fmt: skip
 #: Networks whose files also have the names by which families that are run are known. None of those has these names.
 NEIGHBOURS = (
+    _known("flash-vaed", "Flash-VAED's decoder of Wan", *(f"decoder.middle.0.residual.2.{part}_conv.weight"
+                                                          for part in ("depthwise", "pointwise"))),
+    _known("flash-vaed-ltx", "Flash-VAED's decoder of LTX-Video", *(f"{_MIDDLE}.conv1.{part}.weight"
+                                                                    for part in ("depthwise", "pointwise"))),
     _known("allegro", "Allegro's video VAE", "decoder.temp_conv_in.weight", "decoder.temp_conv_out.weight"),
     _known("asymmetric", "an asymmetric VAE for inpainting, whose decoder takes the masked picture too",
            *(f"decoder.condition_encoder.layers.{i}.weight" for i in (0, 1))),
@@ -39,8 +43,10 @@ NEIGHBOURS = (
            "decoder.mid.attn_1.q.conv.weight"),
     _known("hunyuanimage-diffusers", f"HunyuanImage 2.1's VAE {_ORIGINAL}", "decoder.up_blocks.0.norm1.weight",
            "decoder.up_blocks.0.conv1.weight"),
-    _known("minimaxh3-diffusers", f"MiniMax H3's VAE {_ORIGINAL}", "decoder.transformer_blocks.0.attn.to_q.weight",
-           "decoder.proj_in.weight"),
+    KeySet("minimaxh3-streaming", tuple(
+        tuple(f"{half}{part}" for part in ("register_tokens", "blocks.0.scale1", "blocks.0.attn.to_qkv.weight"))
+        for half in ("", "decoder.")
+    ), title="a decoder of MiniMax H3 in windows of whole frames (Sol-H3: not yet; Sana's causal one)"),
     _known("ltx-diffusion-diffusers", f"LTX-2.5's diffusion decoder {_ORIGINAL}",
            *(f"decoder.det_stages.0.0.attn.to_{part}.weight" for part in "qk")),
     _known("mochi-diffusers", f"Mochi's VAE {_ORIGINAL}", "decoder.block_in.resnets.0.norm1.norm_layer.weight",

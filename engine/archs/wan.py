@@ -7,7 +7,9 @@ import functools
 import itertools
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import InputError
 from ..network.ops.around import Around
@@ -16,11 +18,11 @@ from ..network.ops.conv import Conv
 from ..network.ops.down import FrameDown
 from ..network.ops.ends import Linear, Moments, Patches, Pixels
 from ..network.ops.norm import Length
-from ..network.ops.resnet import Names, Res
+from ..network.ops.resnet import Names, residual
 from ..network.ops.up import NearestUp
 from ..network.program import STEP, TILES, Program, Step
 from . import wan_names
-from .arch import Architecture, KeySet, Published, Shapes, Widths, in_either_half, length, level_widths
+from .arch import Architecture, KeySet, Published, Shapes, Widths, in_either_half, length, level_widths, pruned_blocks
 
 #: The published numbering also counts activations and a dropout.
 NAMES = Names("residual.0", "residual.2", "residual.3", "residual.6", "shortcut")
@@ -45,19 +47,17 @@ class Config:
     decoder_colours: int = 3
     #: Norms take the length over all channels, without groups.
     norm_groups: None = None
+    #: Residual blocks that have kept no more than their shortcut.
+    pruned: tuple[str, ...] = ()
 
     @classmethod
     def from_shapes(cls, shapes: Shapes, norm_groups: int | None = None, patch: int = 1) -> Config:
         """Return the sizes of a file's networks; `norm_groups` has no meaning here."""
-
-        def widths(half: str, row: str, resnets: int) -> Widths | None:
-            """Return the widths of each level's first resnet, in the file's order."""
-            first = [f"{i}.{row}.0" if patch == 2 else str(i * (resnets + 1)) for i in range(4)]
-            return level_widths(shapes, [f"{half}.{row}.{i}.residual.2.bias" for i in first])
-
+        nested = patch == 2
         for row, resnets in RESNETS.items():
-            _check_depth(shapes, row, resnets, nested=patch == 2)
-        encoder, decoder = (widths(*row.split("."), resnets) for row, resnets in RESNETS.items())
+            _check_depth(shapes, row, resnets, nested)
+        pruned = pruned_blocks(shapes, _blocks(nested))
+        encoder, decoder = (_widths(shapes, row, resnets, nested, pruned) for row, resnets in RESNETS.items())
         if decoder is not None:
             decoder = (decoder[3], decoder[2], decoder[1], decoder[0])
             if patch == 2 and any(low % high for high, low in itertools.pairwise(decoder)):
@@ -75,7 +75,37 @@ class Config:
             latent = length(shapes, "conv2.bias")
         elif "conv1.bias" in shapes:
             latent = length(shapes, "conv1.bias") // 2
-        return cls(encoder, decoder, latent, patch, takes, gives)
+        there = tuple(half for half, widths in (("encoder", encoder), ("decoder", decoder)) if widths)
+        pruned = tuple(name for name in pruned if name.startswith(there))
+        return cls(encoder, decoder, latent, patch, takes, gives, pruned=pruned)
+
+
+def _blocks(nested: bool) -> list[str]:
+    """Return the names of all residual blocks of a file."""
+    ways = (("encoder", "down", 2), ("decoder", "up", 3))
+    rows = [f"{half}.{_place(way, i, j, count, nested)}" for half, way, count in ways
+            for i in range(4) for j in range(count)]  # fmt: skip
+    return [*(f"{half}.middle.{i}" for half, _, _ in ways for i in (0, 2)), *rows]
+
+
+def _widths(shapes: Shapes, row: str, resnets: int, nested: bool, pruned: Sequence[str]) -> Widths | None:
+    """Return the widths of a component's levels, in the file's order: those of each level's first block, whose shortcut
+    or else input tells it if it is pruned."""
+    half, _, way = row.partition(".")
+    first = [f"{half}.{_place(way.removesuffix('samples'), i, 0, resnets, nested)}" for i in range(4)]
+    if not pruned:
+        return level_widths(shapes, [f"{name}.residual.2.bias" for name in first])
+    found, width = [], length(shapes, f"{half}.conv1.bias")
+    for name in first:
+        names = [f"{name}.{part}.bias" for part in ("residual.2", "shortcut")]
+        given = next((n for n in names if n in shapes), None)
+        if given is None and name not in pruned:
+            return None
+        width = width if given is None else length(shapes, given)
+        found.append(width)
+        if way == "upsamples" and not nested:
+            width //= 2
+    return tuple(found) if width else None
 
 
 def _check_depth(shapes: Shapes, row: str, resnets: int, nested: bool) -> None:
@@ -98,14 +128,14 @@ def decoder(config: Config) -> Program:
 
     def level(i: int) -> list[Step]:
         ins = (w[0] if i == 0 else after[i - 1], w[i], w[i])
-        steps: list[Step] = [Res(_place("up", i, j, 3, nested), c, w[i], Length(), NAMES) for j, c in enumerate(ins)]
+        steps = block_steps(config, "decoder", ((_place("up", i, j, 3, nested), c, w[i]) for j, c in enumerate(ins)))
         if i < 3:
             steps.append(NearestUp(_place("up", i, 3, 3, nested), w[i], after[i], temporal=i < 2))
         return [Around(f"upsamples.{i}", tuple(steps))] if nested and i < 3 else steps
 
     return Program.of(
         "decoder", latent,
-        Linear("/conv2", latent), Conv("conv1", latent, w[0]), *middle(w[0]), TILES,
+        Linear("/conv2", latent), Conv("conv1", latent, w[0]), *middle(w[0], config, "decoder"), TILES,
         *level(0), STEP,
         *level(1), STEP,
         *level(2), *level(3), Pixels("head.0", "head.2", w[3], Length(), config.patch, config.decoder_colours),
@@ -118,7 +148,7 @@ def encoder(config: Config) -> Program:
 
     def level(i: int) -> list[Step]:
         ins = (w[max(i - 1, 0)], w[i])
-        steps: list[Step] = [Res(_place("down", i, j, 2, nested), c, w[i], Length(), NAMES) for j, c in enumerate(ins)]
+        steps = block_steps(config, "encoder", ((_place("down", i, j, 2, nested), c, w[i]) for j, c in enumerate(ins)))
         if i < 3:
             steps.append(FrameDown(_place("down", i, 2, 2, nested), w[i], temporal=i > 0))
         return [Around(f"downsamples.{i}", tuple(steps))] if nested else steps
@@ -128,19 +158,23 @@ def encoder(config: Config) -> Program:
         "encoder", config.encoder_colours,
         *patches, Conv("conv1", config.encoder_colours * config.patch**2, w[0]), *level(0), STEP,
         *level(1), *level(2), TILES,
-        *level(3), *middle(w[3]),
+        *level(3), *middle(w[3], config, "encoder"),
         Moments("head.0", "head.2", w[3], 2 * latent, Length()), Linear("/conv1", 2 * latent),
         head="zero",
     )  # fmt: skip
 
 
-def middle(width: int) -> list[Step]:
-    """Return the steps at the latent's resolution."""
-    return [
-        Res("middle.0", width, width, Length(), NAMES),
-        Attention("middle.1", width, Length(), joint=True),
-        Res("middle.2", width, width, Length(), NAMES),
-    ]
+def middle(width: int, config: Any = None, half: str = "") -> list[Step]:
+    """Return the steps at the latent's resolution. config, half: whose pruned blocks to leave out."""
+    before, after = (block_steps(config, half, [(f"middle.{i}", width, width)]) for i in (0, 2))
+    return [*before, Attention("middle.1", width, Length(), joint=True), *after]
+
+
+def block_steps(config: Any, half: str, blocks: Iterable[tuple[str, int, int]]) -> list[Step]:
+    """Return the steps of residual blocks (name, channels of the input and of the result)."""
+    pruned = [name.removeprefix(f"{half}.") for name in getattr(config, "pruned", ()) if name.startswith(f"{half}.")]
+    steps = (residual(name, c_in, c_out, Length(), NAMES, pruned) for name, c_in, c_out in blocks)
+    return list(itertools.chain(*steps))
 
 
 def _place(direction: str, level: int, index: int, resnets: int, nested: bool) -> str:
@@ -154,20 +188,43 @@ def _architecture(keys: KeySet, spatial: int, published: Published) -> Architect
     configure = functools.partial(Config.from_shapes, patch=published.config.patch)
     # The sampler applies the mean and deviation of the latents.
     return Architecture(
-        keys, spatial, 4, 1.0, configure, encoder, decoder, native="bf16", fp16=True, published=published
-    )
+        keys, spatial, 4, 1.0, configure, encoder, decoder, native="bf16", fp16=True, published=published,
+        variant=lambda config: _variant(config, published.config),
+        unused=_HEADS if published.config.patch == 2 else r"(?!)",
+    )  # fmt: skip
+
+
+def _variant(config: Config, full: Config) -> str:
+    """Return the name of a reduced decoder: by its widths, or by blocks that have no more than their shortcut."""
+    if config.decoder_widths is None:
+        return ""
+    lost = sum(name.startswith("decoder.") for name in config.pruned)
+    if lost:
+        return f"LightVAE without {lost} of the decoder's 14 residual blocks"
+    for part in (2, 4):
+        if tuple(part * w for w in config.decoder_widths) == full.decoder_widths:
+            return f"LightVAE with 1/{part} of the channels"
+    return ""
 
 
 _WIDTHS = (96, 192, 384, 384)
+#: Of Matrix-Game's training.
+_HEADS = r"dynamic_feature_projection_heads\."
+#: LightVAE's of Wan 2.1, whose widths are a quarter, and Matrix-Game's of Wan 2.2, which has the whole encoder.
+_LIGHT = Config((24, 48, 96, 96), (24, 48, 96, 96))
+_FULL = Config((160, 320, 640, 640), (256, 512, 1024, 1024), 48, 2)
 WAN21 = _architecture(
-    KeySet("wan2.1", in_either_half("middle.0.residual.0.gamma", "middle.1.to_qkv.weight")),
+    KeySet("wan2.1", in_either_half("middle.0.residual.0.gamma", "middle.1.to_qkv.weight")
+           + in_either_half("middle.1.to_qkv.weight", "head.0.gamma")),
     8,
     Published(
         "Wan 2.1", Config(_WIDTHS, _WIDTHS),
         # Qwen-Image 2.1's VAE is another network.
-        r"wan|qwen[ _.-]*image(?![ _.-]*2[._]?1(?!\d))|ming[ _.-]*image|marigold[ _.-]*v2", ("wan", "qwen"),
+        r"wan|light[ _.-]*vaew|qwen[ _.-]*image(?![ _.-]*2[._]?1(?!\d))|ming[ _.-]*image|marigold[ _.-]*v2",
+        ("wan", "qwen"),
         others=((r"qwen[ _.-]*image[ _.-]*layered|ming[ _.-]*image",
-                 Config(_WIDTHS, _WIDTHS, encoder_colours=4, decoder_colours=4)),),
+                 Config(_WIDTHS, _WIDTHS, encoder_colours=4, decoder_colours=4)),
+                (r"light[ _.-]*vaew?2[._]?1", _LIGHT)),
     ),
 )
 WAN22 = _architecture(
@@ -176,14 +233,17 @@ WAN22 = _architecture(
         tuple(
             tuple(f"{row}.{i}.{row.partition('.')[2]}.0.residual.2.weight" for i in (0, 1))
             for row in ("decoder.upsamples", "encoder.downsamples")
+        ) + tuple(
+            tuple(f"{half}.{i}.{half.partition('.')[2]}.{j}.resample.1.weight" for i in (0, 1))
+            for half, j in (("decoder.upsamples", 3), ("encoder.downsamples", 2))
         ),
     ),
     16,
     Published(
         "Wan 2.2",
-        Config((160, 320, 640, 640), (256, 512, 1024, 1024), 48, 2),
-        r"wan[ _.-]*2[._]?2[ _.-]*(5b[ _.-]*)?vae",
-        ("wan",),
+        _FULL,
+        r"wan[ _.-]*2[._]?2[ _.-]*(5b[ _.-]*)?vae|mg[ _.-]*light[ _.-]*vae",
+        ("wan",), others=((r"light[ _.-]*vae", replace(_FULL, decoder_widths=(64, 128, 256, 256))),),
     ),
 )
 #: Diffusers' names of both versions.

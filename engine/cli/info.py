@@ -193,11 +193,16 @@ def described(path: Path, norm_groups: int | None) -> tuple[Architecture, Any, L
         time = "of one picture" if architecture.still else f"and {architecture.temporal} frames"
         time = "of one frame of the clip" if architecture.joined else time
         yield "architecture", f"{architecture.name}, {spatial}x{spatial} pixels {time} per latent"
+        if variant := architecture.variant(config):
+            yield "variant", variant
         if (own := architecture.own) is not None:
             yield "tiles", f"its own, of {own.size} pixels in sections of {own.frames} frames: part of the model"
+            yield from describe_training(architecture, config)
         scale = "the network's own" if architecture.scale == 1.0 else f"the network's times {architecture.scale}"
         yield "latents", f"{config.latent_channels * architecture.side**2} channels, {scale}"
         yield "encoder", _half(vae is None or vae.can_encode, config.encoder_widths, names, "encoder")
+        if pruned := getattr(config, "pruned", ()):
+            yield "pruned", f"{len(pruned)} residual blocks have kept their shortcuts only: {', '.join(pruned)}"
         yield "decoder", _half(vae is not None, config.decoder_widths, names, "decoder")
         if config.norm_groups is not None:
             source = "named in the file" if stored is not None else "the usual number"
@@ -212,6 +217,15 @@ def described(path: Path, norm_groups: int | None) -> tuple[Architecture, Any, L
             yield "half a VAE", "it decodes; to encode takes the file that holds both"
 
     return architecture, config, about()
+
+
+def describe_training(architecture: Architecture, config: Any) -> Lines:
+    """Yield a line about other tiles that a decoder was trained in."""
+    program = architecture.program("decoder", config)
+    if program is not None and program.trained is not None:
+        (short, _), (long, _), _ = program.trained.sides
+        yield "trained in", (f"tiles of {short} pixels of a frame's shorter side and {long} of its longer one, which "
+                             "--native-tiles trained uses")  # fmt: skip
 
 
 def describe_calibration(vae: VideoVAE) -> Lines:

@@ -139,11 +139,14 @@ def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     group.add_argument("--native-blend", default="assembled", metavar="B",
                        help="native tiles (MiniMax H3): assembled (default), or separate as ComfyUI did up to "
                        "0.33.0")  # fmt: skip
+    group.add_argument("--native-tiles", default="family", metavar="S",
+                       help="native tiles: their family's (default), or trained, which were used in training "
+                       "(LynnReal)")  # fmt: skip
     return group
 
 
 #: Names of the options of `add_memory_options`.
-MEMORY = ("tiling", "tile", "overlap", "chunk", "vram_gb", "ram_gb", "native_blend")
+MEMORY = ("tiling", "tile", "overlap", "chunk", "vram_gb", "ram_gb", "native_blend", "native_tiles")
 
 
 def memory_options(args: argparse.Namespace) -> dict[str, Any]:

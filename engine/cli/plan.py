@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     shared = _shared(args, architecture, planner, size) if args.devices else []
     if args.json:
         answer = {"size": [width, height], "frames": frames, "precision": precision, "result_gb": result / GIB,
-                  "note": note, "plans": rows}  # fmt: skip
+                  "variant": architecture.variant(config), "note": note, "plans": rows}  # fmt: skip
         if card:
             answer["card"] = {"name": card.name, "sm": card.sm, "runs": there, "projected": True}
             if time:
@@ -114,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=1))
         return 0
     verb = "encode" if args.encode else f"decode to {args.output} ({result / GIB:.2f} GB of host memory)"
-    print(f"{width}x{height}, {frames} frames, {precision}: {verb}")
+    variant = architecture.variant(config)
+    print(f"{width}x{height}, {frames} frames, {precision}{f', {variant}' * bool(variant)}: {verb}")
     if note:
         print(note)
     if card:

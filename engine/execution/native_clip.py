@@ -45,8 +45,8 @@ def decode(
 def _decode(
     half: TokenComponent, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
 ) -> Iterator[int]:
-    own, (batch, _, latents, height, width) = half.program.own, z.shape
-    rows, columns = own.spans(own.unit * height), own.spans(own.unit * width)
+    own, (batch, _, latents, height, width) = half.program.tiles(plan.own.trained), z.shape
+    rows, columns = own.decoded_spans(own.unit * height, own.unit * width)
     if guard.begin(plan.grid, results.given):
         results.begin()
     needed = own.needed(wanted.start, wanted.stop, latents)

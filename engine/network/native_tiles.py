@@ -50,6 +50,9 @@ class NativeTiles:
 
     size: int = 256
     least: int = 64
+    #: Other (size, least) for decodes: of a frame's shorter side, of its longer one, and of sides that are equal. One
+    #: tile that is enough for its side may then be larger, by the least overlap.
+    sides: tuple[tuple[int, int], tuple[int, int], tuple[int, int]] | None = None
     unit: int = 16
     frames: int = 17
     latents: int = 5
@@ -123,13 +126,31 @@ class NativeTiles:
         count = -(-length // self.size)
         while self.size * count - self.least * (count - 1) < length:
             count += 1
-        spare = (self.size * count - self.least * (count - 1) - length) // self.unit
-        more, extra = divmod(spare, count - 1)
-        out, start = [Span(0, self.size, 0)], 0
+        return self._spread(length, self.size, self.least, count)
+
+    def decoded_spans(self, height: int, width: int) -> tuple[list[Span], list[Span]]:
+        """Return the tiles on both axes of a frame of that many pixels that is decoded."""
+        if self.sides is None:
+            return self.spans(height), self.spans(width)
+        short, long, even = self.sides
+        rows, columns = (even, even) if height == width else (short, long) if height < width else (long, short)
+        return self._stretched(height, *rows), self._stretched(width, *columns)
+
+    def _stretched(self, length: int, size: int, least: int) -> list[Span]:
+        """Return as few tiles of `size` as cover an axis side by side, larger where their overlaps need it."""
+        if length <= size + least:
+            return [Span(0, length, 0)]
+        count = -(-length // size)
+        needed = -(-(length + least * (count - 1)) // (count * self.unit)) * self.unit
+        return self._spread(length, max(size, needed), least, count)
+
+    def _spread(self, length: int, size: int, least: int, count: int) -> list[Span]:
+        more, extra = divmod((size * count - least * (count - 1) - length) // self.unit, count - 1)
+        out, start = [Span(0, size, 0)], 0
         for i in range(count - 1):
-            shared = self.least + self.unit * (more + (i < extra))
-            start += self.size - shared
-            out.append(Span(start, min(start + self.size, length), shared))
+            shared = least + self.unit * (more + (i < extra))
+            start += size - shared
+            out.append(Span(start, min(start + size, length), shared))
         return out
 
 
@@ -157,12 +178,12 @@ class Blend:
         if column.shared:
             mix(self._left, whole[..., : column.shared], -1)
         kept = whole if self._assembled else tile
-        if below is not None:
+        if below is not None and below.shared:
             strip = kept[..., -below.shared :, :]
             if self._assembled and column.shared:  # there the picture has this tile, no longer the one before
                 self._above[j - 1][..., -column.shared :] = strip[..., : column.shared]
             self._above[j] = strip.to(tile.dtype, copy=True)
-        if right is not None:
+        if right is not None and right.shared:
             self._left = kept[..., -right.shared :].to(tile.dtype, copy=True)
         height, width = self.size(i, j)
         return whole[..., :height, :width]

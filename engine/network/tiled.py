@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -16,6 +17,12 @@ class TiledProgram(Program):
     """A Program for one tile of one section of a clip, as `own` divides it; its methods count for whole clips."""
 
     own: NativeTiles = field(default_factory=NativeTiles)
+    #: The tiles that these weights were trained with, where they differ; used where a request names them.
+    trained: NativeTiles | None = None
+
+    def tiles(self, trained: bool) -> NativeTiles:
+        """Return the tiles of a decode: of its family, or those that its weights were trained with."""
+        return self.trained if trained else self.own  # type: ignore[return-value]
 
     def frames(self, count: int) -> int:
         return self.own.decoded(count) if self.half == "decoder" else self.own.encoded(count)
@@ -28,10 +35,11 @@ class TiledProgram(Program):
         first = own.sections(frames)[0]
         each = first.last - first.first if decodes else 1 if frames == 1 else own.frames
         total = Work()
-        for row in own.spans(unit * height):
-            for column in own.spans(unit * width):
-                size = (row.end - row.start) // unit, (column.end - column.start) // unit
-                total += super().work(each, *size)
+        sides = unit * height, unit * width
+        rows, columns = own.decoded_spans(*sides) if decodes else map(own.spans, sides)
+        for row, column in itertools.product(rows, columns):
+            size = (row.end - row.start) // unit, (column.end - column.start) // unit
+            total += super().work(each, *size)
         return Work(*(count * value for value in total))
 
     @property

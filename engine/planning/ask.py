@@ -37,6 +37,8 @@ class Ask:
     option: str = "vram_gb"
     #: How a self-tiling network's decode blends its tiles (`request.NATIVE_BLENDS`).
     blend: str = "separate"
+    #: In the tiles that its weights were trained with.
+    trained: bool = False
     #: Latents of the clip whose noise is drawn at once and waits in host memory; None: these, 0: of none.
     drawn: int | None = None
     #: As of `Limits`.

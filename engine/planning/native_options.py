@@ -68,8 +68,8 @@ class NativeOptions:
     def _decodes(self, ask: Ask, whole: Grid, fixed: int, target: int | None) -> Iterator[Plan]:
         """Yield the plan with all layers on the device, then one with as many tiles, and then layers, as have room."""
         program: TiledProgram = self._model.decoder.program
-        own, step = program.own, next(s for s in program.steps if isinstance(s, Tokens))
-        rows, columns = (own.spans(own.unit * n) for n in (ask.height, ask.width))
+        own, step = program.tiles(ask.trained), next(s for s in program.steps if isinstance(s, Tokens))
+        rows, columns = own.decoded_spans(own.unit * ask.height, own.unit * ask.width)
         section = own.sections(ask.latents)[0]
         frames = section.last - section.first
         tokens = tokens_of(step, frames, *(s[0].end // own.unit for s in (rows, columns)))
@@ -89,7 +89,7 @@ class NativeOptions:
             tiles = -(-tiles // together) * together
             x = tiles * tokens * step.width * self._dtype.itemsize
             peak = besides + x + (resident + (BUFFERS if resident < step.layers else 0)) * layer
-            how = Own(tiles, (len(rows), len(columns)), resident, step.layers, ask.blend)
+            how = Own(tiles, (len(rows), len(columns)), resident, step.layers, ask.blend, ask.trained)
             host = (step.layers - resident) * layer if self._kind else 0
             made = Plan(Steps(own.latents), whole, peak, host_bytes=host, own=how)
             recorded = ask.host != 0 and why_none(self._walk.options.cuda_graphs, made) is None

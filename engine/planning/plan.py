@@ -17,17 +17,19 @@ class Own:
 
     tiles: computed at a time. grid: rows and columns of tiles in a frame. resident: layers whose weights are on the
     device, of all `layers`; 0, 0 if no weights could be elsewhere. blend: how a decode blends tiles
-    (`request.NATIVE_BLENDS`)."""
+    (`request.NATIVE_BLENDS`). trained: in the tiles that its weights were trained with, not in those of its family."""
 
     tiles: int
     grid: tuple[int, int]
     resident: int = 0
     layers: int = 0
     blend: str = "separate"
+    trained: bool = False
 
     def describe(self) -> str:
         rows, columns = self.grid
-        of = f"the model's own {columns} x {rows} tiles ({self.blend} blend), {self.tiles} at a time"
+        kind = ", as it was trained" if self.trained else ""
+        of = f"the model's own {columns} x {rows} tiles ({self.blend} blend{kind}), {self.tiles} at a time"
         hosted = self.layers - self.resident
         return of + (f", weights of {hosted} of {self.layers} layers streamed from host memory" if hosted else "")
 

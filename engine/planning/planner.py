@@ -92,12 +92,14 @@ class Planner:
         check_frame(self._program(half), *size[1:])
         band = request.tile if request.tiling == "exact" else 0
         ask = Ask(half, *size, request.chunk, request.dtype, band, limits.host, rest, check, limits.option,
-                  request.native_blend, drawn, limits.cpu, limits.beside)  # fmt: skip
+                  request.native_blend, request.trained, drawn, limits.cpu, limits.beside)  # fmt: skip
         self._eager.check_noise(ask)
         if self._native is not None:
             return self._own_tiles(ask, request, limits)
         if request.native_blend != DEFAULT.native_blend:
             raise InputError("native_blend is for VAEs that tile themselves (MiniMax H3): leave it out")
+        if request.trained:
+            raise InputError(refusals.NO_TRAINED_TILES)
         chunk, chunks = request.chunk, self._program(half).chunk
         if chunk and chunks is not None and chunk != chunks[1] and self._fused() and self.walk.why_not(half) is None:
             together = "all of a clip's latents" if self._program(half).waits else f"{chunks[1]} latents at a time"
@@ -149,6 +151,8 @@ class Planner:
 
     def _own_tiles(self, ask: Ask, request: Request, limits: Limits) -> Plan:
         """Return a plan of a network that tiles itself, below the target or, with "auto", the raised target."""
+        if request.trained and getattr(self._program(ask.half), "trained", None) is None:
+            raise InputError(refusals.NO_TRAINED_TILES)
         if request.tile or request.chunk or request.tiling in ("exact", "blended"):
             log.once("this network tiles itself, in space and time, which is part of the model: tiles and chunks that "
                      "are asked for are not used")  # fmt: skip

@@ -60,6 +60,7 @@ function footnotes(plan) {
   const kernels = plan.kernels_off ? t("plain_torch", { reason: said(plan.kernels_off) }) : said(plan.kernels) || t("fused");
   const notes = [t("computed", { precision: plan.precision, device: plan.device, kernels })];
   if (plan.note) notes.push(said(plan.note));
+  if (plan.variant) notes.push(t("variant", { name: said(plan.variant) }));
   if (plan.assumed) notes.push(t("assumed", { name: plan.assumed_as ?? "" }));
   return notes.map((note) => line(note, "note"));
 }

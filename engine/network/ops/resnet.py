@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from ...runtime.context import ExecutionContext
 from ...runtime.rolling import Layer, rolled, rolls
 from ...runtime.weights import Conv
 from ..packed import conv_of, norm_of
+from ..program import Step
 from ..rolling import Layered
 from ..state import State
 from ..tree import find, graft
@@ -190,6 +191,45 @@ class Res(Normed, Layered, Between):
     def eligible(self) -> tuple[tuple[str, int], ...]:
         least = min(self.c_in, self.c_out)
         return (f"{self.name}.{self.names.conv1}", least), (f"{self.name}.{self.names.conv2}", self.c_out)
+
+
+@dataclass(frozen=True)
+class ShortcutOnly(Between):
+    """The shortcut of a residual block whose convolutions were pruned. Of a block that keeps its width nothing is left,
+    and no step."""
+
+    names: Names = NAMES
+    looks_ahead = True
+
+    @property
+    def _conv(self) -> str:
+        return f"{self.name}.{self.names.conv_shortcut}"
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        return {self._conv: pointwise(self.c_in, self.c_out, style)}
+
+    def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
+        return part(self._conv)(x, state)
+
+    def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
+        return conv_of(part(self._conv), operands, normed=False)
+
+    def run(self, packed: Conv, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
+            first: int) -> Result:  # fmt: skip
+        run.pointwise(packed, x, out)
+        return out, None
+
+    def work(self, size: Size, style: Style = CAUSAL) -> Work:
+        return conv_work(size, self.c_out, taps=1)
+
+
+def residual(
+    name: str, c_in: int, c_out: int, norm: Norm, names: Names = NAMES, pruned: Collection[str] = ()
+) -> tuple[Step, ...]:
+    """Return the steps of a residual block, or of what is left of it if its name is among those `pruned`."""
+    if name not in pruned:
+        return (Res(name, c_in, c_out, norm, names),)
+    return () if c_in == c_out else (ShortcutOnly(name, c_in, c_out, names),)
 
 
 def _room(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from .small import SMALL, small
 #: A part of each family's published files, or of ComfyUI's networks, on which no frame depends.
 UNUSED = {
     "ltx": "per_channel_statistics.mean-of-stds", "ltx-diffusion": "per_channel_statistics.channel",
+    "wan2.2": "dynamic_feature_projection_heads.0.weight",
     "cosmos": "decoder.unpatcher3d._arange", "hunyuanvideo1.5": "decoder.mid.block_1.temb_proj.weight",
     "hunyuanvideo": "decoder.mid.block_2.temb_proj.bias",
     "hunyuanimage": "encoder.mid.block_2.temb_proj.bias", "hunyuanimage-refiner": "decoder.mid.block_1.temb_proj.bias",
