@@ -120,11 +120,11 @@ def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str
     first = next(given)
     sides = vae.layout.padded_size(1, *first.shape[:2])[1:]
     size = vae.layout.clip_size(1, clip.count or _LONG, *sides)
-    with vae.running("encode", size, settings.options()) as run:
+    with vae.running("encode", size, settings) as run:
         padded = Lasting(vae.layout.padded(chain([first], given)))
         with closing(vae.engine.encode_stream(padded, **run.options)) as latents:
             latent = vae.layout.samples(torch.cat(list(latents), 2))
-    outcome = Outcome(vae.engine.last_report, run.loaded, notes=[*vae.notes])
+    outcome = Outcome(vae.engine.last_report, run.loaded, notes=vae.notes + run.notes())
     made = _latent(vae, vae.given_back(latent), outcome, outcome.report.clip[1:], (clip.read, *first.shape[:2]))
     outcome.notes += clip.notes
     return made, outcome
