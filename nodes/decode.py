@@ -37,6 +37,7 @@ class Decode(io.ComfyNode):
             inputs=[
                 shared("samples"), shared("vae"), shared("vram_gb"), advanced(shared("chunk")), *tiling_inputs(),
                 shared("output"), shared("ram_gb", operation="decode"), shared("gpus"), shared("any_vae"),
+                shared("keep_models"),
             ],
             outputs=[io.Image.Output(display_name="Images", tooltip="All frames, or all pictures."), report_output()],
         )  # fmt: skip

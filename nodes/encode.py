@@ -51,6 +51,7 @@ class Encode(io.ComfyNode):
                                 "VAE. Video Frames: one clip; Individual Images: pictures, each with a latent of its "
                                 "own. Auto: as the VAE's model wants it, nearly always one clip. An image VAE always "
                                 "takes pictures.")),
+                shared("keep_models"),
             ],
             outputs=[io.Latent.Output(display_name="Latent", tooltip="For a sampler or a decode."), report_output()],
         )  # fmt: skip

@@ -163,18 +163,18 @@ class Before:
     def words(self, seconds: float) -> str:
         """Return in words which models stay and which have left by now; "" where none were there. seconds: until what
         left is back; 0: not known, or nothing is certain to come back."""
-        stayed, left = {}, {}
+        stayed, left = dict[str, int](), dict[str, int]()
         for model, name, before in self._before:
             now = min(before, model.loaded_size())
             stayed[name], left[name] = stayed.get(name, 0) + now, left.get(name, 0) + before - now
         stayed, left = ({n: size for n, size in some.items() if size >= WORTH_SAYING} for some in (stayed, left))
         parts = []
+        if stayed:
+            parts.append(f"beside {' and '.join(stayed)} ({sum(stayed.values()) / GIB:.1f} GB stay)")
         if left:
             size, names = sum(left.values()) / GIB, " and ".join(left)
             back = f"moves {size:.1f} GB of {names} out, {seconds:.1f} s to bring back"
             parts.append(back if seconds else f"moves {size:.1f} GB of {names} out")
-        if stayed:
-            parts.append(f"beside {' and '.join(stayed)} ({sum(stayed.values()) / GIB:.1f} GB stay)")
         return "; ".join(parts)
 
 

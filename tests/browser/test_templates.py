@@ -90,6 +90,7 @@ def test_workflows_of_later_states_load_with_their_values(browser, comfy, name):
     later = {("ZeroWasteVAEDecodeToVideo", "gpus"): "auto"}
     later |= {("ZeroWasteVAEOptimize", "kernels"): "auto"}
     later |= {(kind, "any_vae"): False for kind in ("ZeroWasteVAEDecode", "ZeroWasteVAEDecodeToVideo")}
+    later |= {(f"ZeroWasteVAE{kind}", "keep_models"): "auto" for kind in ("Decode", "Encode", "Optimize")}
     if name == "before_gpus":
         later |= {("ZeroWasteVAEDecode", "gpus"): "auto", ("ZeroWasteVAEEncode", "gpus"): "auto"}
         later |= {("ZeroWasteVAEOptimize", "winograd"): False}

@@ -130,6 +130,34 @@ def listed(model: Model, mm: object) -> object:
     return entry
 
 
+class Rules:
+    """How hosts load and unload by arithmetic, for tests without one (0.33.0's own run in tests/host)."""
+
+    def __init__(self, mm: object, card: Card, models: list[Model]) -> None:
+        """Give `mm`, a stand-in of comfy.model_management, these rules, the card, and the models that are loaded."""
+        self.mm, self.card = mm, card
+        mm.current_loaded_models[:] = [SimpleNamespace(model=model, device=GPU) for model in models]
+        mm.get_free_memory, mm.free_memory, mm.load_models_gpu = card.free, self.free_memory, self.load_models_gpu
+
+    def free_memory(self, memory_required: float, device: torch.device, keep_loaded: object = ()) -> None:
+        mm = self.mm
+        for entry in [e for e in mm.current_loaded_models if e not in keep_loaded]:
+            missing = 1e32 if mm.DISABLE_SMART_MEMORY else memory_required - self.card.free()
+            if missing <= 0 or (missing < entry.model.loaded_size()
+                                and entry.model.partially_unload(CPU, missing) >= missing):  # fmt: skip
+                continue
+            entry.model.detach()
+            mm.current_loaded_models.remove(entry)
+
+    def load_models_gpu(self, models: list[Model], memory_required: int = 0, force_full_load: bool = False) -> None:
+        mm, (model,) = self.mm, models
+        own = [e for e in mm.current_loaded_models if e.model is model] or [SimpleNamespace(model=model, device=GPU)]
+        most = max(mm.minimum_inference_memory(), memory_required + mm.extra_reserved_memory())
+        self.free_memory(1.1 * (model.size - model.loaded) + most, GPU, own)
+        model.partially_load(GPU, 1e32)
+        mm.current_loaded_models[:] = own + [e for e in mm.current_loaded_models if e not in own]
+
+
 @dataclass
 class Way:
     """An exact plan: its peak in bytes, and its seconds."""
