@@ -37,6 +37,7 @@ class Decode(io.ComfyNode):
             inputs=[
                 shared("samples"), shared("vae"), shared("vram_gb"), advanced(shared("chunk")), *tiling_inputs(),
                 shared("output"), shared("ram_gb", operation="decode"), shared("gpus"), shared("any_vae"),
+                shared("keep_models"),
             ],
             outputs=[io.Image.Output(display_name="Images", tooltip="All frames, or all pictures."), report_output()],
         )  # fmt: skip
@@ -133,9 +134,8 @@ def _stream(vae: EngineVAE, samples: dict, settings: Settings, writer: Mp4Writer
     size, s = vae.layout.latent_size(latent.shape), engine.spatial
     made = engine.frames(latent.shape[2]), s * latent.shape[3], s * latent.shape[4]
     count, height, width = shown = vae.layout.unpadded(made, samples)
-    options = {**settings.options(), "output": "float32" if deep else "uint8"}
     with (
-        vae.running("decode", size, options, gpus=settings.gpus) as run,
+        vae.running("decode", size, settings, {"output": "float32" if deep else "uint8"}) as run,
         closing(engine.stream(latent, frames=count, any_vae=True, **run.options)) as pieces,
     ):
         for piece in pieces:

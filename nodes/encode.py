@@ -51,6 +51,7 @@ class Encode(io.ComfyNode):
                                 "VAE. Video Frames: one clip; Individual Images: pictures, each with a latent of its "
                                 "own. Auto: as the VAE's model wants it, nearly always one clip. An image VAE always "
                                 "takes pictures.")),
+                shared("keep_models"),
             ],
             outputs=[io.Latent.Output(display_name="Latent", tooltip="For a sampler or a decode."), report_output()],
         )  # fmt: skip
@@ -120,11 +121,11 @@ def _encode(vae: EngineVAE, clip: _Frames, settings: Settings) -> tuple[dict[str
     first = next(given)
     sides = vae.layout.padded_size(1, *first.shape[:2])[1:]
     size = vae.layout.clip_size(1, clip.count or _LONG, *sides)
-    with vae.running("encode", size, settings.options()) as run:
+    with vae.running("encode", size, settings) as run:
         padded = Lasting(vae.layout.padded(chain([first], given)))
         with closing(vae.engine.encode_stream(padded, **run.options)) as latents:
             latent = vae.layout.samples(torch.cat(list(latents), 2))
-    outcome = Outcome(vae.engine.last_report, run.loaded, notes=[*vae.notes])
+    outcome = Outcome(vae.engine.last_report, run.loaded, notes=vae.notes + run.notes())
     made = _latent(vae, vae.given_back(latent), outcome, outcome.report.clip[1:], (clip.read, *first.shape[:2]))
     outcome.notes += clip.notes
     return made, outcome

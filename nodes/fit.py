@@ -23,6 +23,8 @@ _CALLS: tuple[Callable[[], partial[Any]], ...] = (
     lambda: partial(mm.load_models_gpu, [], memory_required=0, force_full_load=True),
     lambda: partial(mm.free_memory, 0, _CPU, keep_loaded=[]),
     lambda: partial(mm.get_free_memory, _CPU),
+    lambda: partial(mm.minimum_inference_memory),
+    lambda: partial(mm.extra_reserved_memory),
     lambda: partial(mm.soft_empty_cache),
     lambda: partial(mm.get_total_memory, _CPU),
     lambda: partial(mm.vae_device),
@@ -32,6 +34,8 @@ _CALLS: tuple[Callable[[], partial[Any]], ...] = (
     lambda: partial(comfy.model_patcher.ModelPatcher, None, load_device=_CPU, offload_device=_CPU),
     lambda: partial(comfy.model_patcher.ModelPatcher.add_callback, None, "", print),
     lambda: partial(comfy.model_patcher.ModelPatcher.loaded_size, None),
+    lambda: partial(comfy.model_patcher.ModelPatcher.model_size, None),
+    lambda: partial(comfy.model_patcher.ModelPatcher.current_loaded_device, None),
     lambda: partial(comfy.model_patcher.ModelPatcher.partially_unload, None, _CPU, 0),
     lambda: partial(comfy.utils.ProgressBar, 1),
 )

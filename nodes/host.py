@@ -1,4 +1,4 @@
-"""ComfyUI's VAE type and memory management; with fit.py and services.py the only file that touches comfy."""
+"""ComfyUI's VAE type and its runs; with fit.py, residents.py and services.py the only file that touches comfy."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from ..engine.runtime.pinned import POOL
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.system.devices import empty_host_cache
 from ..engine.system.memory import GIB
+from . import residents
 from .fit import begin, own, own_or_refused
 from .frames import Layout, held, strange, too_many
 from .networks import Direct, altered, patched
@@ -45,11 +46,13 @@ __all__ = ["ComfyExtension", "EngineVAE", "io", "own_vae"]
 
 @dataclass(frozen=True)
 class Running:
-    """One run of the engine: its options, its plans so far, and the seconds for making room and loading weights."""
+    """One run of the engine: its options, its plans so far, the seconds for making room and loading weights, and its
+    notes on the models that it runs beside."""
 
     options: dict[str, Any]
     plans: list[Plan]
     loaded: float
+    notes: Callable[[], list[str]]
 
 
 class EngineVAE(comfy.sd.VAE):
@@ -191,8 +194,7 @@ class EngineVAE(comfy.sd.VAE):
             clips = images[0].view(size[0], -1, *shape[2:])
             return Preview(clips, plan, size[1], self.engine.frames, self._on_gpu) if shows_previews() else None
 
-        options = {**settings.options(), "output": output}
-        with self.running("decode", size, options, (0, 0), preview, settings.gpus) as run:
+        with self.running("decode", size, settings, {"output": output}, preview=preview) as run:
             images.append(held(*kept))
             self.engine.decode(latent, out=images[0], any_vae=True, **run.options)
         outcome = self.outcome(run, size, settings)
@@ -203,10 +205,10 @@ class EngineVAE(comfy.sd.VAE):
         """Encode [B, F, H, W, 3] under `settings`; return the samples and the outcome of the run."""
         size = self.layout.clip_size(*clip.shape[:4])
         rest = tuple(n % self.engine.architecture.spatial for n in clip.shape[2:4])
-        with self.running("encode", size, settings.options(), rest, gpus=settings.gpus) as run:
+        with self.running("encode", size, settings, rest=rest) as run:
             latent = self.engine.encode(clip, any_range=True, **run.options)
         samples = self.given_back(self.layout.samples(latent))
-        return samples, Outcome(self.engine.last_report, run.loaded, notes=[*self.notes])
+        return samples, Outcome(self.engine.last_report, run.loaded, notes=self.notes + run.notes())
 
     def given_back(self, latent: Tensor) -> Tensor:
         """Return a latent on the device and in the type that the host wants."""
@@ -217,19 +219,20 @@ class EngineVAE(comfy.sd.VAE):
         plan, engine = run.plans[-1], self.engine
         facts = plan_facts(plan, *size[:2], engine.architecture, engine.colours[1], OUTPUTS[run.options["output"]])
         facts |= self._facts(settings) | raised_facts(plan)
-        outcome = Outcome(engine.last_report, run.loaded, facts, [*self.notes])
+        outcome = Outcome(engine.last_report, run.loaded, facts, self.notes + run.notes())
         if settings.tiling == "exact" and settings.tile and plan.parking is None:
             outcome.notes.append(f"bands of {settings.tile} pixels were not used: this plan gives the same frames")
         return outcome
 
     @contextmanager
     def running(
-        self, operation: str, size: tuple[int, int, int, int], options: dict[str, Any],
+        self, operation: str, size: tuple[int, int, int, int], settings: Settings, output: dict[str, str] = {},  # noqa: B006
         rest: tuple[int, int] = (0, 0), preview: Callable[[Plan], Preview | None] = lambda plan: None,
-        gpus: str = "auto",
     ) -> Iterator[Running]:  # fmt: skip
-        """Prepare a "decode" or "encode" of this size: room and weights, the host's bar and its stop button. options:
-        of a Request; rest: as for plans; gpus: those that share the work."""
+        """Prepare a "decode" or "encode" of this size: room and weights, the host's bar and its stop button. output: of
+        a Request, where it is not the usual one; rest: as for plans."""
+        options, gpus = settings.options() | output, settings.gpus
+        keep = settings.keep_models if gpus == "auto" else ""
         if operation == "encode" and not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
         if operation == "decode" and self.engine.architecture.own is not None:
@@ -249,16 +252,16 @@ class EngineVAE(comfy.sd.VAE):
         with (
             unrecorded(),
             fitting(operation),
-            self._loaded(f"{operation}r", size, options, rest) as made,
-            others(self.engine, gpus, made, mm.free_memory) as shared,
+            self._loaded(f"{operation}r", size, options, rest, keep) as (made, notes),
+            others(self.engine, gpus, made, functools.partial(residents.make_room, patcher=self.patcher)) as shared,
         ):
             loaded = time.perf_counter() - started
-            self.engine.on_pressure = self._free_others
-            say_here(f"{operation}: planning")
+            self.engine.on_pressure = functools.partial(residents.clear, self.device, self.patcher)
+            say_here("; ".join(notes()) or f"{operation}: planning")
             watched = {"progress": shown, "cancel": mm.processing_interrupted, "on_plan": begin, "plan": made}
             try:
                 told = self.decoder if operation == "decode" else {}
-                yield Running(options | watched | shared | told, plans, loaded)
+                yield Running(options | watched | shared | told, plans, loaded, notes)
             except Cancelled:
                 mm.throw_exception_if_processing_interrupted()
                 raise
@@ -271,44 +274,32 @@ class EngineVAE(comfy.sd.VAE):
 
     @contextmanager
     def _loaded(
-        self, half: str, size: tuple[int, int, int, int], options: dict[str, Any], rest: tuple[int, int] = (0, 0)
-    ) -> Iterator[Plan | None]:
-        """Have the host make room for the plan and load the weights; yield that plan inside the context of the run."""
-        memory, plan, here = 0, None, sampled()
+        self, half: str, size: tuple[int, int, int, int], options: dict[str, Any], rest: tuple[int, int] = (0, 0),
+        keep: str = "auto",
+    ) -> Iterator[tuple[Plan | None, Callable[[], list[str]]]]:
+        """Have the host make room for the plan and load the weights; yield that plan, and a function that gives the
+        notes on other models of the card, inside the context of the run. keep: as of `residents.choose`."""
+        here = sampled()
         if here.device != self.device:
             here = bare(self.device)
         for engine in self._engines:  # packed weights that this run's plan does not count
             engine.release_packed(keep=half if engine is self.engine else "")
+        before, kept = residents.Before(self.device, self.patcher), None
         if self._on_gpu:
-            request = Request(**options)
-            plan = self.engine.planner.plan(half, size[1:], request, here.limits(request), rest)
-            memory = plan.peak_bytes - self.engine.packed_bytes  # they are on the GPU already
-        mm.load_models_gpu([self.patcher], memory_required=memory, force_full_load=True)
+            kept = residents.choose(self.engine, self.patcher, here, half, size, Request(**options), rest, keep)
+        residents.load(self.patcher, self.device, kept.needs if kept else 0)
         self.engine.patches = patched(self.patcher)  # the patches are on the weights only now
         if layer := altered(self.engine.model):
             raise InputError(f"Another node has changed the layer {layer} of this VAE, which the engine does not "
                              "follow: use Load VAE in front of that node, and no node of this pack")  # fmt: skip
         self.engine.to(self.device)
-        if self._on_gpu:
-            self._check_room(memory - self.patcher.loaded_size())
+
+        def notes() -> list[str]:
+            return [note for note in (before.words(kept.seconds), kept.note) if note] if kept else []
+
         context = getattr(mm, "cuda_device_context", None)
         with context(self.device) if context else nullcontext():
-            yield plan
-
-    def _check_room(self, needed: int) -> None:
-        """Have the host unload every model but this one where it has not made the room that it was asked for, in bytes.
-
-        It counts with the sizes that models say they take: with dynamic VRAM, and with those of other nodes, they may
-        hold more."""
-        if mm.get_free_memory(self.device) < needed:
-            log.debug(f"less than {needed / GIB:.2f} GB are free after making room: every other model is unloaded")
-            self._free_others()
-            mm.soft_empty_cache()
-
-    def _free_others(self) -> None:
-        """Have the host unload every model but this one, when a run finds no memory."""
-        ours = [m for m in mm.current_loaded_models if m.model is self.patcher]
-        mm.free_memory(1e30, self.device, keep_loaded=ours)
+            yield kept and kept.plan, notes
 
     @property
     def _on_gpu(self) -> bool:

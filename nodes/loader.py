@@ -81,7 +81,7 @@ class Optimize(io.ComfyNode):
     @classmethod
     def execute(cls, vae: object, precision: str = "auto", min_db: float = 0.0, **given: object) -> io.NodeOutput:
         conversion.check_vae(vae)
-        names = given.keys() & {"vram_gb", "ram_gb", "chunk", "tiling", "tile", "overlap"}
+        names = given.keys() & {"vram_gb", "ram_gb", "chunk", "tiling", "tile", "overlap", "keep_models"}
         wishes = from_widgets(**{name: given.pop(name) for name in names})
         options = widgets.options_from(min_db, **given)
         convert = conversion.with_precision if isinstance(vae, EngineVAE) else conversion.from_host_vae

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..engine import InputError, log
+from ..engine.planning.keeping import KEEP
 from ..engine.request import OVERLAP, TILINGS, usual_overlap
 from ..engine.system.memory import GIB
 from ..engine.system.orders import ORDERS, Orders
@@ -32,6 +33,7 @@ class Settings:
     ram_gb: float = 0.0
     output: str = "auto"
     gpus: str = "auto"
+    keep_models: str = "auto"
 
     def over(self, base: Settings) -> Settings:
         """Return these wishes where given, else those of `base`; a tile size stays with the tiling it was given for."""
@@ -54,16 +56,18 @@ class Settings:
             self.vram_gb and f"at most {self.vram_gb:g} GB",
             self.ram_gb and f"at most {self.ram_gb:g} GB of host memory",
             self.output != "auto" and f"frames in {self.output}", self.gpus != "auto" and f"GPUs {self.gpus}",
+            self.keep_models != "auto" and f"keep models: {self.keep_models}",
         )))  # fmt: skip
 
 
 def from_widgets(
     tiling: str | dict[str, object] = "auto", tile: int = 0, overlap: int = DEFAULT_OVERLAP, chunk: int = 0,
-    vram_gb: float = 0.0, ram_gb: float = 0.0, output: str = "auto", gpus: str = "auto", **_: object,
+    vram_gb: float = 0.0, ram_gb: float = 0.0, output: str = "auto", gpus: str = "auto", keep_models: str = "auto",
+    **_: object,
 ) -> Settings:  # fmt: skip
     """Return settings from widget values; `tiling` is a dict (mode and its own widgets) where the host nests widgets.
 
-    Other inputs of a prompt are ignored. Raises InputError on a tiling or a number type that is not known.
+    Other inputs of a prompt are ignored. Raises InputError on a choice that is not known.
     """
     if isinstance(tiling, dict):
         tile, overlap = tiling.get("tile", 0), tiling.get("overlap", DEFAULT_OVERLAP)
@@ -72,8 +76,10 @@ def from_widgets(
         raise InputError(f"tiling={tiling!r} is not known: use one of {', '.join(TILINGS)}")
     if output not in FRAMES:
         raise InputError(f"output={output!r} is not known: use one of {', '.join(FRAMES)}")
+    if keep_models not in KEEP:
+        raise InputError(f"keep_models={keep_models!r} is not known: use one of {', '.join(KEEP)}")
     overlap_wish = overlap if tiling == "blended" else None
-    return Settings(tiling, tile, overlap_wish, chunk, vram_gb, ram_gb, output, gpus.strip() or "auto")
+    return Settings(tiling, tile, overlap_wish, chunk, vram_gb, ram_gb, output, gpus.strip() or "auto", keep_models)
 
 
 #: The host's option for a VAE's type -> our name of the type.
@@ -81,7 +87,8 @@ _TYPES = {"fp16_vae": "fp16", "bf16_vae": "bf16", "fp32_vae": "fp32"}
 _WHOLE = "this pack's VAEs are on the GPU whole while they run; a VRAM limit makes a decode take less"
 #: Options that change nothing here -> why.
 _NOTHING = {"lowvram": _WHOLE, "novram": _WHOLE,
-            "cache_none": "VAEs are loaded, and their weights packed, anew for every run"}  # fmt: skip
+            "cache_none": "VAEs are loaded, and their weights packed, anew for every run",
+            "disable_smart_memory": "ComfyUI unloads every model for a run, whatever Keep models says"}  # fmt: skip
 
 
 def orders_of(args: Namespace) -> tuple[Orders, list[str]]:

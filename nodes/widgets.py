@@ -6,6 +6,7 @@ from ..engine.archs import WORDS
 from ..engine.kernels.cards import AUTO, CHOICES
 from ..engine.loader import NAMES
 from ..engine.options import TOGGLES, Options
+from ..engine.planning.keeping import KEEP
 from .frames import ANY_VAE
 from .host import io
 from .services import unavailable
@@ -24,8 +25,8 @@ SEARCH = [
     "oom", "out of memory", "vram", "memory", "tiled", "slow", "fast", "slow vae", "vae oom", "vae out of memory",
     *(f"{word} vae" for word in WORDS),
 ]  # fmt: skip
-#: Toggles of Optimize in front of its last widget of old, and those in front of `kernels`, which came after them:
-#: saved workflows know widgets by their place.
+#: Toggles of Optimize in front of its last widget of old, and those in front of `kernels` and `keep_models`, which came
+#: after them: saved workflows know widgets by their place.
 FIRST, BEFORE_KERNELS = 9, 10
 
 
@@ -114,13 +115,19 @@ _SHARED = {
         "of its kind; or a list that names that one too, such as cuda:0,cuda:1. On Windows ComfyUI sees one GPU, "
         "unless started with --cuda-device all.",
     ),
+    "keep_models": (
+        io.Combo.Input, "Keep models", {"options": list(KEEP), "default": "auto"},
+        "Other models on the card. auto: they stay where moving them out and back would take longer than a leaner plan "
+        "costs; always: they stay where an exact plan leaves room for them; never: whatever is in the way leaves. The "
+        "result is the same; VRAM limit and tiling come first.",
+    ),
     "any_vae": (
         io.Boolean.Input, ANY_VAE, {"default": False},
         "Off: a latent with a note of the VAE that made it (this pack's encodes write one) is refused by another VAE. "
         "On: any latent of the right shape is decoded.",
     ),
 }  # fmt: skip
-_REQUIRED, _ADVANCED = ("samples", "vae"), ("ram_gb", "output", "gpus", "any_vae")
+_REQUIRED, _ADVANCED = ("samples", "vae"), ("ram_gb", "output", "gpus", "any_vae", "keep_models")
 
 
 def shared(name: str, tooltip: str = "", operation: str = "") -> io.Input:
@@ -162,8 +169,8 @@ def tiling_inputs() -> list[io.Input]:
 
 
 def toggle_inputs() -> tuple[list[io.Input], list[io.Input]]:
-    """Return the dB floor with the first toggles, and the toggles that came later. Those that have no effect here carry
-    the reason, for the tooltip and the panel; those that plans depend on are marked for the panel."""
+    """Return the dB floor with the first toggles, and what came later. Toggles that have no effect here carry the
+    reason, for the tooltip and the panel; those that plans depend on are marked for the panel."""
     floor = io.Float.Input(
         "min_db", display_name="Least quality (dB), 0 = exact", default=0.0, min=0.0, max=200.0, step=1.0,
         optional=True, tooltip="PSNR in dB (peak 2.0) that approximations must keep against the exact decode. 0: "
@@ -177,7 +184,7 @@ def toggle_inputs() -> tuple[list[io.Input], list[io.Input]]:
     )  # fmt: skip
     kernels.extra_dict["zerowaste_planned"] = True
     toggles = [_toggle(name, reason) for name, reason in unavailable().items()]
-    later = [*toggles[FIRST:BEFORE_KERNELS], advanced(kernels), *toggles[BEFORE_KERNELS:]]
+    later = [*toggles[FIRST:BEFORE_KERNELS], advanced(kernels), shared("keep_models"), *toggles[BEFORE_KERNELS:]]
     return [advanced(floor), *toggles[:FIRST]], later
 
 

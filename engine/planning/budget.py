@@ -141,12 +141,16 @@ class Machine:
             return 0
         return int(ram_gb * GIB) if ram_gb else self.half_ram
 
-    def _reachable(self, most: float, auto: bool) -> int:
+    def spare(self, auto: bool) -> int:
+        """Return the bytes of a card that every run leaves free. auto: the user named no target."""
         margin = min(MARGIN_SHARE * self.card, MARGIN_BYTES)
         if auto and sys.platform == "win32":
             margin = WINDOWS_BYTES[self.card > LARGE_CARD]
-        free = self.card - margin - ORDERS.reserved
-        return max(0, int(min(most, int(free) - self.others)) - self.foreign)
+        return math.ceil(margin + ORDERS.reserved)
+
+    def _reachable(self, most: float, auto: bool) -> int:
+        free = self.card - self.spare(auto)
+        return max(0, int(min(most, free - self.others)) - self.foreign)
 
 
 def _half_ram(device: torch.device) -> int | None:

@@ -102,6 +102,11 @@ def quickest(measure: Callable[[Parking | None], Sizes], room: int, host: int | 
     return best
 
 
+def clip_work(sizes: Sizes, steps: Steps, latents: int) -> float:
+    """Return the operations that stand for the time of a clip of so many latents."""
+    return sizes.work / steps.latents * latents + START_WORK * (steps.latents > 1)
+
+
 def quickest_steps(
     options: Iterable[Steps], measure: Callable[[Steps, Parking | None], Sizes], latents: int, room: int,
     host: int | None,
@@ -120,7 +125,7 @@ def quickest_steps(
         found = quickest(functools.partial(measure, steps), room, host)
         if found is None:
             continue
-        work = found[1].work / steps.latents * latents + START_WORK * (steps.latents > 1)
+        work = clip_work(found[1], steps, latents)
         if best is None or work < best[0]:
             best = work, steps, found[0]
     return None if best is None else best[1:]

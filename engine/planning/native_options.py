@@ -91,7 +91,10 @@ class NativeOptions:
             peak = besides + x + (resident + (BUFFERS if resident < step.layers else 0)) * layer
             how = Own(tiles, (len(rows), len(columns)), resident, step.layers, ask.blend, ask.trained)
             host = (step.layers - resident) * layer if self._kind else 0
-            made = Plan(Steps(own.latents), whole, peak, host_bytes=host, own=how)
+            rates, group = self._walk.rates, tiles * tokens * layer_work(step)
+            waits = max(group / rates.work, layer / rates.link)  # of a layer whose weights come while it computes
+            seconds = -(-total // tiles) * (resident * group / rates.work + (step.layers - resident) * waits)
+            made = Plan(Steps(own.latents), whole, peak, host_bytes=host, seconds=seconds, own=how)
             recorded = ask.host != 0 and why_none(self._walk.options.cuda_graphs, made) is None
             # A graph has its own copy of the tokens.
             return replace(made, peak_bytes=peak + x + GRAPH_BYTES) if recorded else made
@@ -128,6 +131,11 @@ class NativeOptions:
             yield Plan(steps, whole, peak + besides, fused, own=how, reference=fused and ask.cpu)
 
 
+def layer_work(step: Tokens) -> int:
+    """Return the operations of one layer's products for a token."""
+    return 2 * step.width * (4 * step.width + 3 * step.gates)
+
+
 def layer_bytes(step: Tokens, dtype: torch.dtype, kind: str | None) -> int:
     """Return the bytes of one layer's weights on the device.
 
@@ -138,7 +146,7 @@ def layer_bytes(step: Tokens, dtype: torch.dtype, kind: str | None) -> int:
     """
     w, g = step.width, step.gates
     outputs = 3 * w + w + 2 * g + w
-    products = w * (3 * w) + w * w + w * 2 * g + g * w
+    products = layer_work(step) // 2  # one weight each
     if kind is None:
         return (products + outputs + 4 * w) * dtype.itemsize
     return products * KINDS[kind].itemsize + outputs * (4 + wide_of(kind, dtype).itemsize) + 4 * w * dtype.itemsize

@@ -51,6 +51,8 @@ class Plan:
     host_bytes: int = 0
     #: Bytes of parked histories that come to the device in a chunk; as many go back.
     far_bytes: int = field(default=0, compare=False)
+    #: Seconds of the clip by the machine's rates, to compare exact plans with; of plain torch only those of copies.
+    seconds: float = field(default=0.0, compare=False)
     #: For a network that tiles itself; its grid is then one tile.
     own: Own | None = None
 

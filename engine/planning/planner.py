@@ -22,7 +22,7 @@ from . import refusals
 from .ask import Ask
 from .besides import besides
 from .budget import Limits
-from .cost import MAX_LATENTS, Sizes, leanest, quickest_steps, rolling
+from .cost import MAX_LATENTS, Sizes, clip_work, leanest, quickest_steps, rolling
 from .fused_walk import FusedWalk
 from .largest import largest
 from .meta import meta_model
@@ -291,7 +291,8 @@ class Planner:
 
     def _fused_plan(self, ask: Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
         sizes = self._sizes(ask, tiles, steps, parking)
-        return Plan(steps, tiles, sizes.device, True, parking, sizes.host, far_bytes=sizes.far, reference=ask.cpu)
+        far, seconds = sizes.far, clip_work(sizes, steps, ask.latents) / self.walk.rates.work
+        return Plan(steps, tiles, sizes.device, True, parking, sizes.host, far, seconds, reference=ask.cpu)
 
     def _sizes(self, ask: Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Sizes:
         frame = None if len(tiles) == 1 else (ask.height, ask.width)

@@ -36,12 +36,15 @@ PYTHON = [
         comfy_api.latest.io.Audio.Output comfy_execution.progress.get_progress_state"""),
     ("0.3.64", OWN_CODE, """comfy.model_management.load_models_gpu comfy.model_management.free_memory
         comfy.model_management.get_free_memory comfy.model_management.soft_empty_cache
+        comfy.model_management.minimum_inference_memory comfy.model_management.extra_reserved_memory
+        comfy.model_patcher.ModelPatcher.model_size comfy.model_patcher.ModelPatcher.current_loaded_device
         comfy.model_management.processing_interrupted
         comfy.model_management.throw_exception_if_processing_interrupted comfy.model_patcher.ModelPatcher.add_callback
         comfy.model_patcher.ModelPatcher.loaded_size comfy.model_patcher.ModelPatcher.partially_unload
         comfy.sd.VAE.__init__ comfy.utils.ProgressBar comfy.model_management.vae_device
         comfy.model_management.get_total_memory comfy.model_management.vae_offload_device"""),
-    ("0.3.64", NO_RUN, """comfy.model_management.current_loaded_models
+    ("0.3.64", NO_RUN, """comfy.model_management.current_loaded_models comfy.model_management.LoadedModel
+        comfy.model_management.DISABLE_SMART_MEMORY
         comfy.patcher_extension.CallbacksMP.ON_DETACH comfy_api.latest.ui.PreviewImage
         comfy_api.latest.InputImpl.VideoFromFile comfy.cli_args.LatentPreviewMethod.NoPreviews
         comfy.cli_args.args.preview_method folder_paths.get_full_path_or_raise folder_paths.get_output_directory
@@ -60,7 +63,8 @@ PYTHON = [
     ("0.38", "nothing records allocations", "comfy.model_prefetch.pause_malloc_graph"),
     ("0.3.64", "the option was not given", """comfy.cli_args.args.fp16_vae comfy.cli_args.args.bf16_vae
         comfy.cli_args.args.fp32_vae comfy.cli_args.args.fast comfy.cli_args.args.reserve_vram
-        comfy.cli_args.args.lowvram comfy.cli_args.args.novram comfy.cli_args.args.cache_none"""),
+        comfy.cli_args.args.lowvram comfy.cli_args.args.novram comfy.cli_args.args.cache_none
+        comfy.cli_args.args.disable_smart_memory"""),
     ("0.33.0", "the option was not given", """comfy.cli_args.args.disable_pinned_memory
         comfy.cli_args.args.disable_async_offload"""),
 ]  # fmt: skip

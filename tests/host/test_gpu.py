@@ -216,11 +216,27 @@ def test_room_for_the_peak_is_free(alone):
         pytest.skip("no model stays on the card")
     expected = frames(alone, decoding())
     for chunk in (1, 2):
-        assert frames(alone, beside(6, 8, chunk=chunk)) == expected
+        assert frames(alone, beside(6, 8, chunk=chunk, keep_models="never")) == expected
         first, run = told(alone, {"rooms": node("TestRooms")}, "rooms")
         assert first["heavy"] > 3 * GIB and first["free"] < run["asked"]  # something has to go
         assert run["free"] + run["ours"] >= run["asked"] > 2 * GIB
         assert run["heavy"] < first["heavy"]
+
+
+def test_a_run_beside_a_model_moves_none_of_it(alone):
+    """With 2 GB free beside it: less is planned for, as much of the model stays as was there, and the frames are the
+    same."""
+    if "--novram" in alone.wanted.arguments:
+        pytest.skip("no model stays on the card")
+    expected = frames(alone, decoding())
+    run = alone.run(beside(6, 8, keep_models="always"), timeout=240)
+    assert run.status == "success", run.error
+    assert json.loads(run.outputs["look"]["text"][0]) == expected
+    report = run.outputs["decode"]["zerowaste"][0]
+    assert report["plan_facts"]["predicted_gb"] < 3.6 and report["events"].get("oom_step_downs", 0) == 0
+    assert any(note.startswith("beside Heavy (") for note in report["notes"]), report["notes"]
+    first, then = told(alone, {"rooms": node("TestRooms")}, "rooms")
+    assert then["heavy"] >= 0.9 * first["heavy"] > 3 * GIB
 
 
 def test_room_that_is_reserved_stays_free(alone):

@@ -32,8 +32,14 @@ class ModelPatcher:
     def add_callback(self, call_type, callback) -> None:
         self.callbacks.append((call_type, callback))
 
+    def model_size(self) -> int:
+        return self.size
+
     def loaded_size(self) -> int:
         return 0
+
+    def current_loaded_device(self) -> torch.device:
+        return self.offload_device
 
     def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False) -> int:
         return 0
@@ -132,6 +138,7 @@ def management() -> ModuleType:
         ensure_pin_registerable=lambda size, evict_active=True: True,
         get_free_memory=lambda dev=None, torch_free_too=False: 1 << 40,
         get_total_memory=lambda dev=None, torch_total_too=False: 1 << 40,
+        minimum_inference_memory=lambda: 1 << 30, extra_reserved_memory=lambda: 400 << 20, DISABLE_SMART_MEMORY=False,
         soft_empty_cache=lambda force=False: None, processing_interrupted=lambda: False,
         throw_exception_if_processing_interrupted=lambda: None, vae_device=lambda: CPU,
         vae_offload_device=lambda: CPU, cuda_device_context=lambda device: nullcontext(),

@@ -118,6 +118,7 @@ def test_without_options_nothing_is_ordered_or_said():
         ({"disable_async_offload": True}, {"no_overlap": "--disable-async-offload"}, "copies wait for the GPU"),
         ({"reserve_vram": 1.5}, {"reserved": 3 * GIB // 2}, "leave 1.5 GB of the card free"),
         ({"lowvram": True}, {}, "--lowvram: this pack's VAEs are on the GPU whole"),
+        ({"disable_smart_memory": True}, {}, "--disable-smart-memory: ComfyUI unloads every model for a run"),
         ({"novram": True}, {}, "--novram: this pack's VAEs are on the GPU whole"),
         ({"cache_none": True}, {}, "--cache-none: VAEs are loaded"),
     ],

@@ -22,7 +22,7 @@ ROOT, NODE = Path(__file__).resolve().parents[2], "ZeroWasteVAEOptimize"
 SAVED = [
     "vae", "precision", "vram_gb", "chunk", "tiling", "min_db", "fp8", "channels_last_3d", "triton_fusion",
     "composed_upsample", "cuda_graphs", "flash_attention", "tf32", "cudnn_benchmark", "async_offload", "ram_gb",
-    "winograd", "kernels",
+    "winograd", "kernels", "keep_models",
 ]  # fmt: skip
 
 

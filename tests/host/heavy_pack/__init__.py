@@ -86,6 +86,39 @@ def watch():
         time.sleep(0.001)
 
 
+def run(gib):
+    """Load and run a model of `gib` GB, as a sampler does."""
+    if gib not in models:
+        models[gib] = patcher(gib)
+    mm.load_models_gpu([models[gib]])
+    for layer in models[gib].model.layers:  # with dynamic VRAM weights come when they are used
+        layer(torch.zeros(1, 1 << 14, dtype=torch.float16, device="cuda"))
+    torch.cuda.synchronize()
+
+
+class Step:
+    """Run a model of `gib` GB. JSON: the seconds when that began and ended, and the bytes of it that were on the card
+    then."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"gib": ("INT", {})}, "optional": {"samples": ("LATENT",), "images": ("IMAGE",)}}
+
+    RETURN_TYPES, FUNCTION, CATEGORY, OUTPUT_NODE = ("LATENT",), "step", "test", True
+
+    @classmethod
+    def IS_CHANGED(cls, **_):
+        return float("nan")
+
+    def step(self, gib, samples=None, images=None):
+        torch.cuda.synchronize()
+        held = models[gib].loaded_size() if gib in models else 0
+        began = time.perf_counter()
+        run(gib)
+        facts = {"began": began, "ended": time.perf_counter(), "before": held, "after": models[gib].loaded_size()}
+        return {"ui": {"text": [json.dumps(facts)]}, "result": (samples,)}
+
+
 class LoadHeavy:
     """Leave `free` GB of the card to the host, and have it load and run a model of `gib` GB."""
 
@@ -107,13 +140,8 @@ class LoadHeavy:
         spare = torch.cuda.mem_get_info()[0] + sum(model.loaded_size() for model in models.values()) - free * GIB
         if spare > 0:
             others.append(torch.empty(spare, dtype=torch.uint8, device="cuda"))
-        if gib and gib not in models:
-            models[gib] = patcher(gib)
         if gib:
-            mm.load_models_gpu([models[gib]])
-            for layer in models[gib].model.layers:  # with dynamic VRAM weights come when they are used
-                layer(torch.zeros(1, 1 << 14, dtype=torch.float16, device="cuda"))
-        torch.cuda.synchronize()
+            run(gib)
         heavy = sum(model.loaded_size() for model in models.values())
         rooms.append({"heavy": heavy, "free": mm.get_free_memory(mm.get_torch_device())})
         least.clear()
@@ -180,4 +208,6 @@ class Forget:
         return {"ui": {"text": [json.dumps(facts)]}}
 
 
-NODE_CLASS_MAPPINGS = {"TestLoadHeavy": LoadHeavy, "TestLook": Look, "TestForget": Forget, "TestRooms": Rooms}
+NODE_CLASS_MAPPINGS = {
+    "TestLoadHeavy": LoadHeavy, "TestLook": Look, "TestForget": Forget, "TestRooms": Rooms, "TestStep": Step,
+}  # fmt: skip
