@@ -31,7 +31,7 @@ def node(kind: str, **inputs) -> dict:
 def test_all_of_them_load(crowded):
     nodes = crowded.get("/object_info")
     assert [name for name in crowded.others if running.PACKS[name] not in nodes] == []
-    assert len([name for name in nodes if name.startswith("ZeroWaste")]) == 9
+    assert len([name for name in nodes if name.startswith("ZeroWaste")]) == 11
 
 
 def test_a_vae_of_another_packs_loader_runs_on_the_engine(crowded):
