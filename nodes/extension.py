@@ -20,6 +20,7 @@ from .compare import Compare
 from .decode import Decode, DecodeToVideo
 from .encode import Encode, EncodeFromVideo
 from .fit import unfit
+from .foreign import ForSeedVR2, ForWanVideo
 from .host import ComfyExtension, io
 from .loader import DemoClip, Loader, Optimize
 from .panel import KNOWN, TUNER, Question, answer
@@ -47,7 +48,7 @@ class Extension(ComfyExtension):
                 getattr(routes, method)(TUNE)(handler)
         _name_for_host()
         nodes = [Loader, Optimize, Encode, Decode, EncodeFromVideo, DecodeToVideo, Save, Compare, DemoClip]
-        return [_discreet(node) for node in nodes]
+        return [_discreet(node) for node in (*nodes, ForWanVideo, ForSeedVR2)]
 
 
 def _discreet(node: type[io.ComfyNode]) -> type[io.ComfyNode]:

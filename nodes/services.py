@@ -148,6 +148,22 @@ def shows_previews() -> bool:
     return args.preview_method != LatentPreviewMethod.NoPreviews
 
 
+def registered(kind: str) -> type | None:
+    """Return the class of a node that some pack has registered; None where none has."""
+    return getattr(sys.modules.get("nodes"), "NODE_CLASS_MAPPINGS", {}).get(kind)
+
+
+def unload(patcher: object) -> None:
+    """Have the host take a model off its device, and no other."""
+    others = [m for m in mm.current_loaded_models if m.model is not patcher]
+    mm.free_memory(1e30, patcher.load_device, keep_loaded=others)
+
+
+def node_here() -> str | None:
+    """Return the id of the node that runs; None outside of a run."""
+    return getattr(get_executing_context(), "node_id", None)
+
+
 def busy() -> bool:
     """Return True if a workflow runs or waits to."""
     here = server()

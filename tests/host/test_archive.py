@@ -31,7 +31,7 @@ def installed(tmp_path_factory, host_places):
 
 def test_it_has_the_nodes_the_frontend_and_the_texts(installed):
     nodes = {name for name in installed.get("/object_info") if name.startswith("ZeroWaste")}
-    assert len(nodes) == 9
+    assert len(nodes) == 11
     assert any(path.endswith("/js/zerowaste.js") for path in installed.get("/extensions"))
     assert "zerowaste" in installed.get("/i18n")["zh"]
     # Of the host's own nodes some need packages that not every host has.

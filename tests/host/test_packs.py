@@ -32,7 +32,7 @@ def test_all_of_them_load(crowded):
     nodes = crowded.get("/object_info")
     for name in crowded.others:
         assert crowded.text(sign) if (sign := running.PACKS[name]).startswith("/") else sign in nodes, name
-    assert len([name for name in nodes if name.startswith("ZeroWaste")]) == 9
+    assert len([name for name in nodes if name.startswith("ZeroWaste")]) == 11
 
 
 def test_a_vae_of_another_packs_loader_runs_on_the_engine(crowded):

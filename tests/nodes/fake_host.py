@@ -176,6 +176,7 @@ def modules() -> dict[str, ModuleType]:
         ComfyNode=object, Schema=SimpleNamespace(__dataclass_fields__={}), Combo=Anything(), Float=Anything(),
         NodeOutput=lambda *args, ui=None: SimpleNamespace(args=args, ui=ui), Input=object,
         **{name: Anything() for name in ("Boolean", "Image", "Int", "Latent", "String", "Vae", "Video", "Audio")},
+        Custom=Anything(),
     )  # fmt: skip
     parts = {
         "model_management": management(),
