@@ -15,16 +15,28 @@ if TYPE_CHECKING:
     from .checkpoints import Checkpoint, read_checkpoint
     from .loader import demo_vae_path, load
     from .media.clips import read_video
+    from .media.latents import LatentFile, LatentWriter, latent_metadata, read_latent, write_latent
     from .media.mp4 import write_mp4
+    from .options import Options
+    from .planning.plan import Plan
+    from .report import Report
     from .vae import VideoVAE
 
 _HOMES = {
     "Checkpoint": ".checkpoints",
+    "LatentFile": ".media.latents",
+    "LatentWriter": ".media.latents",
+    "Options": ".options",
+    "Plan": ".planning.plan",
+    "Report": ".report",
     "VideoVAE": ".vae",
     "demo_vae_path": ".loader",
+    "latent_metadata": ".media.latents",
     "load": ".loader",
     "read_checkpoint": ".checkpoints",
+    "read_latent": ".media.latents",
     "read_video": ".media.clips",
+    "write_latent": ".media.latents",
     "write_mp4": ".media.mp4",
 }
 
@@ -33,13 +45,21 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "InputError",
+    "LatentFile",
+    "LatentWriter",
+    "Options",
+    "Plan",
     "PlanError",
+    "Report",
     "VideoVAE",
     "ZeroWasteError",
     "demo_vae_path",
+    "latent_metadata",
     "load",
     "read_checkpoint",
+    "read_latent",
     "read_video",
+    "write_latent",
     "write_mp4",
 ]
 

@@ -72,7 +72,7 @@ class OldNames:
 
     @triton_fusion.setter
     def triton_fusion(self, on: bool) -> None:
-        self.options = self.options.switched(**{"on" if on else "off": ["triton_fusion"]})
+        self.options = replace(self.options, triton_fusion=on)
 
     def enable_3d_blackwell_optimizations(
         self, enable_channels_last_3d: bool = True, enable_flash_attention: bool = True, enable_tf32: bool = True,

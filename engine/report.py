@@ -15,6 +15,7 @@ import torch
 from .errors import LINE, one_line
 from .system.devices import counters, synchronize
 from .system.memory import GIB
+from .system.words import html_table
 
 #: Counted events -> their wording in a report.
 EVENTS = {
@@ -112,8 +113,21 @@ class Report:
         out["parts"] = [{"first": r.start, "end": r.stop, **part.as_dict()} for r, part in self.parts]
         return out
 
+    def __repr__(self) -> str:
+        """Return the report's first line, time and memory, for people."""
+        found = dict(self._rows())
+        return f"<Report {found['run']}; {found['time']}; {found['memory'] or 'no memory stated'}>"
+
+    def _repr_html_(self) -> str:
+        """Return the report as a table, for notebooks."""
+        return html_table("Report", [(name, one_line(text, LINE)) for name, text in self._rows()])
+
     def text(self) -> str:
         """Return the report as text, one line per topic."""
+        return "\n".join(f"{name:<8}{one_line(text, LINE)}" for name, text in self._rows() if text)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """Return (topic, text) pairs; a text may be empty."""
         batch, frames, height, width = self.clip
         count = f"{batch} x {frames}" if batch > 1 else str(frames)
         ended = "" if self.complete else ", NOT FINISHED"
@@ -139,7 +153,7 @@ class Report:
         lines += [("part", f"{r.start} to {r.stop - 1} on {p.device}: {p._times()}; {p.plan}") for r, p in self.parts]
         lines += [("off", f"{name}: {reason}") for name, reason in self.off]
         lines += [("event", f"{number} x {EVENTS.get(name, name)}") for name, number in self.events.items() if number]
-        return "\n".join(f"{name:<8}{one_line(text, LINE)}" for name, text in lines if text)
+        return lines
 
     def _times(self) -> str:
         total = self.total_seconds

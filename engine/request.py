@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,8 +21,19 @@ from .runtime.pixels import OUTPUTS
 from .system.finite import all_finite
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from .network.program import Program
 
+#: Frames as they may be given: a tensor, a numpy array or a picture, or a list of these. Latents: one of the first two.
+FramesLike: TypeAlias = "Tensor | np.ndarray[Any, Any] | Image | Sequence[FramesLike]"
+LatentLike: TypeAlias = "Tensor | np.ndarray[Any, Any]"
+#: Values of options, for type checkers.
+Tiling = Literal["auto", "untiled", "exact", "blended"]
+Output = Literal["float32", "float16", "uint8"]
+NativeBlend = Literal["assembled", "separate"]
+NativeTiles = Literal["family", "trained"]
+Range = Literal["unit", "signed"]
 #: 2^63 bytes.
 MOST_GB = 2**33
 #: Frames are clearly of another range than 0..1 with a value above MOST, or more than LEAST_SHARE of them below LEAST.
@@ -156,16 +171,17 @@ def check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         raise InputError(f"out is {given}: the frames need {dtype} {list(shape)} on cpu")
 
 
-def check_latent(latent: Tensor, channels: int, still: bool = False) -> Tensor:
+def check_latent(latent: LatentLike, channels: int, still: bool = False) -> Tensor:
     """Check a latent and return it as [B, C, T, h, w].
 
     Args:
-        latent: [C, T, h, w], or if `still` [B, C, h, w], or [B, C, T, h, w]; floats.
+        latent: [C, T, h, w], or if `still` [B, C, h, w], or [B, C, T, h, w]; floats, in a tensor or a numpy array.
 
     Raises:
         InputError: another shape or type, no values, or NaN or Inf.
     """
-    if not isinstance(latent, Tensor) or not latent.is_floating_point():
+    latent = as_tensor(latent, "a latent")
+    if not latent.is_floating_point():
         raise InputError(f"a latent is a tensor of floats, not {_kind(latent)}")
     check_dense(latent, "a latent")
     z = latent.unsqueeze(2 if still else 0) if latent.ndim == 4 else latent
@@ -191,7 +207,10 @@ def check_frame(program: Program, height: int, width: int) -> None:
 
 
 def check_dense(value: Tensor, what: str) -> None:
-    """Refuse a tensor that is no plain array of values: sparse, nested and meta ones. Raises InputError."""
+    """Refuse what is no tensor, and a tensor that is no plain array of values: sparse, nested and meta ones. Raises
+    InputError."""
+    if not isinstance(value, Tensor):
+        raise InputError(f"{what} is a tensor, not {_kind(value)}")
     if value.is_nested:
         raise InputError(f"{what} is one tensor, not a nested one: give its parts one by one (unbind)")
     if value.is_meta:
@@ -200,17 +219,87 @@ def check_dense(value: Tensor, what: str) -> None:
         raise InputError(f"{what} is a dense tensor, not a sparse one: give to_dense() of it")
 
 
+def as_tensor(given: object, what: str) -> Tensor:
+    """Return a tensor or a numpy array as a tensor, which may share its memory.
+
+    Args:
+        given: what the caller gave.
+        what: its name in errors: "a latent", "a video".
+
+    Raises:
+        InputError: it is something else, or an array of a type that no latents or frames have.
+    """
+    if isinstance(given, Tensor):
+        return given
+    if isinstance(given, np.ndarray):
+        if given.dtype != np.uint8 and not (given.dtype.kind == "f" and given.dtype.itemsize <= 8):
+            raise InputError(f"{what} of {given.dtype} is none: give floats, of frames in 0..1, or frames as bytes "
+                             "(uint8)")  # fmt: skip
+        # torch takes neither the other order of bytes nor rows that run backwards, and warns of read-only memory.
+        return torch.from_numpy(np.require(given, given.dtype.newbyteorder("="), "CW"))
+    if isinstance(given, dict) and "samples" in given:
+        raise InputError(f"{what} is a tensor, not ComfyUI's dict of one: give its [\"samples\"]")
+    if isinstance(given, (str, os.PathLike)):
+        raise InputError(f"{what} is a tensor, not a path: read the file first (read_latent, read_video)")
+    raise InputError(f"{what} is a tensor or a numpy array, not {_kind(given)}")
+
+
+def as_frames(given: object, colours: int = 3, what: str = "a video") -> Tensor:
+    """Return frames as a tensor, which may share their memory.
+
+    Args:
+        given: a tensor or numpy array; a PIL picture, which becomes [H, W, colours] bytes; or a list of these, all of
+            one size and type, which get one more axis.
+        colours: channels that pictures get.
+        what: its name in errors.
+
+    Raises:
+        InputError: it is something else, or the parts of a list differ.
+    """
+    pillow = sys.modules.get("PIL.Image")  # a picture's own program has imported it
+    if pillow is not None and isinstance(given, pillow.Image):
+        if given.mode.startswith(("I", "F")):
+            raise InputError(f"{what}: a picture of mode {given.mode} has no range of its own: give an array of floats "
+                             "in 0..1")  # fmt: skip
+        return torch.from_numpy(np.array(given.convert("RGBA" if colours == 4 else "RGB")))
+    if isinstance(given, Iterator):
+        raise InputError(f"{what} is a tensor or a list, not an iterator: encode_stream takes one; or give list(...)")
+    if not isinstance(given, (list, tuple)):
+        return as_tensor(given, what)
+    if not given:
+        raise InputError(f"{what} is an empty list: it needs at least one frame")
+    parts = [as_frames(one, colours, what) for one in given]
+    first, *rest = ((part.dtype, list(part.shape), part.device) for part in parts)
+    for number, one in enumerate(rest, 1):
+        if one != first:
+            (kind, shape, _), (kind0, shape0, _) = one, first
+            raise InputError(f"{what}: item {number} of the list is {kind} {shape}, item 0 {kind0} {shape0}: give all "
+                             "in one size, type and device")  # fmt: skip
+    return torch.stack(parts)
+
+
+def iter_frames(given: Iterable[FramesLike]) -> Iterator[FramesLike]:
+    """Return an iterator over frames. Raises InputError where there is none."""
+    try:
+        return iter(given)
+    except TypeError:
+        raise InputError(f"frames come one after the other, and {_kind(given)} is not iterable: give one frame as "
+                         "[frame]") from None  # fmt: skip
+
+
 def _kind(value: object) -> str:
     return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
 def check_video(
-    video: Tensor, spatial: int, still: bool = False, colours: int = 3, any_range: bool = False, signed: bool = False
-) -> Tensor:
+    video: FramesLike, spatial: int, still: bool = False, colours: int = 3, any_range: bool = False,
+    signed: bool = False,
+) -> Tensor:  # fmt: skip
     """Check frames and return them as [B, F, H, W, colours].
 
     Args:
-        video: [F, H, W, 3], or if `still` [B, H, W, 3], or [B, F, H, W, 3]; floats in 0..1 or uint8.
+        video: [F, H, W, 3], or if `still` [B, H, W, 3], or [B, F, H, W, 3], or one picture [H, W, 3]; floats in 0..1
+            or uint8, in any form that `as_frames` takes.
         spatial: the least height and width in pixels.
         colours: channels of a pixel; where RGB lacks one (alpha), it is filled with the full value.
         any_range: also take values of another range than 0..1.
@@ -219,14 +308,18 @@ def check_video(
     Raises:
         InputError: another shape, type or range, or NaN or Inf.
     """
-    if not isinstance(video, Tensor) or not (video.is_floating_point() or video.dtype == torch.uint8):
+    video = as_frames(video, colours)
+    if not (video.is_floating_point() or video.dtype == torch.uint8):
         raise InputError(f"video frames are a tensor of floats in 0..1 or of bytes (uint8), not {_kind(video)}")
     check_dense(video, "a video")
-    x = video.unsqueeze(1 if still else 0) if video.ndim == 4 else video
+    x = video[None] if video.ndim == 3 else video
+    x = x.unsqueeze(1 if still else 0) if x.ndim == 4 else x
     if x.ndim == 5 and x.shape[-1] == 3 < colours:
         x = F.pad(x, (0, colours - 3), value=255 if x.dtype == torch.uint8 else 1)
     if x.ndim != 5 or x.shape[-1] != colours:
-        raise InputError(f"video frames are [B, F, H, W, {colours}] or [F, H, W, {colours}], not {list(video.shape)}")
+        cure = _colours_last(tuple(video.shape), colours)
+        raise InputError(f"video frames are [B, F, H, W, {colours}] or [F, H, W, {colours}], not {list(video.shape)}"
+                         f"{cure}")  # fmt: skip
     if x.shape[0] < 1 or x.shape[1] < 1:
         raise InputError(f"the video {list(video.shape)} has no frames")
     if min(x.shape[2:4]) < spatial:
@@ -239,6 +332,18 @@ def check_video(
     if not (any_range or signed):
         check_range(x)
     return x
+
+
+def _colours_last(shape: tuple[int, ...], colours: int) -> str:
+    """Return how frames of a wrong shape become right, as the end of an error; empty where nothing is likely."""
+    for axis in (-3, -4):
+        if len(shape) in (3, 4, 5) and len(shape) >= -axis and shape[axis] == colours:
+            return f": give movedim({axis}, -1) of them"
+    if shape[-1:] == (4,):
+        return ": give them without alpha, [..., :3]"
+    if shape[-1:] == (1,):
+        return f": give grey as expand({', '.join(['-1'] * (len(shape) - 1))}, {colours})"
+    return ""
 
 
 def check_range(frames: Tensor) -> None:

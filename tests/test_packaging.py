@@ -103,6 +103,14 @@ def test_public_names_exist():
             _ = module.no_such_name
 
 
+def test_names_of_pages_exist():
+    """What the pages import from the package is there."""
+    text = "\n".join(PAGES.values())
+    names = {n.strip() for line in re.findall(r"^from zerowaste_vae import (.+)$", text, re.M) for n in line.split(",")}
+    names |= set(re.findall(r"\bzerowaste_vae\.([a-z]\w+)\(", text))
+    assert names >= {"read_latent", "LatentFile", "load", "write_mp4"} and names <= set(zerowaste_vae.__all__)
+
+
 def test_old_import_paths():
     """Old import paths of the documentation work."""
     code = """

@@ -67,7 +67,8 @@ def test_no_folders_import_each_other_in_a_circle():
 ORDER = (
     "nodes", "engine/cli", "engine/files", "engine/compat", "engine/adapters", "engine/bench", "engine/__init__.py",
     "engine/loader.py",
-    "engine/vae.py", "engine/face.py", "engine/distributed", "engine/execution", "engine/tuning", "engine/planning",
+    "engine/vae.py", "engine/face.py", "engine/encoding.py", "engine/distributed", "engine/execution",
+    "engine/tuning", "engine/planning",
     "engine/calibration", "engine/media", "engine/checkpoints", "engine/request.py", "engine/archs", "engine/network",
     "engine/precision", "engine/options.py", "engine/runtime", "engine/report.py", "engine/system", "engine/kernels",
     "engine/log.py", "engine/errors.py",

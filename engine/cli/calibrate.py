@@ -59,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.latent is None and not vae.can_encode:
         raise InputError(f"{vae.path}: holds a decoder only; give a --latent to calibrate on")
     source = args.latent or args.clip or demo_clip_path()
-    a = vae.architecture
-    latent = read_latent(source, vae.latent_channels, a.still, a.joined, a.folded) if args.latent else None
+    latent = read_latent(source, vae) if args.latent else None
     cure = "name the VAE that made it, or allow any with --any-vae"
     latent_note.check(latent_note.found(latent), vae, args.any_vae, str(source), cure)
     video = None if args.latent else read_video(source)[0]

@@ -84,8 +84,7 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
     from ..media.latents import LatentFile
 
     vae = running.load_vae(args, ranks)
-    a = vae.architecture
-    latent = LatentFile(args.latent, vae.latent_channels, args.item, a.still, a.joined, a.folded)
+    latent = LatentFile(args.latent, vae, args.item)
     asked = ranks.broadcast()
     if asked is not None:
         part, at_once = asked
@@ -129,8 +128,7 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     still = vae.architecture.still
     if still and kind == "mp4":
         raise InputError(f"{args.out}: {vae.arch} makes pictures; end it in .png, .safetensors, or / for a folder")
-    a = vae.architecture
-    latent = LatentFile(args.latent, vae.latent_channels, args.item, a.still, a.joined, a.folded)
+    latent = LatentFile(args.latent, vae, args.item)
     job = Job(args, ranks, vae, latent, notes)
     clips = job.latent.shape[0]
     if clips > 1 and kind != "safetensors" and not (still and kind == "folder"):

@@ -110,13 +110,22 @@ class Core(Calls):
     @property
     def options(self) -> Options:
         """Return the optimisations it may use. Assigning others drops packed weights and plans, which depend on
-        them."""
+        them; where they cannot be used, it raises InputError and keeps its own."""
         return self._options
 
     @options.setter
     def options(self, options: Options) -> None:
-        if options != self._options:
+        if not isinstance(options, Options):
+            raise InputError(f"options is an Options, not {type(options).__name__}: give "
+                             "vae.options.switched(on=[...], off=[...])")  # fmt: skip
+        if options == self._options:
+            return
+        before = self._options
+        try:
             self._use(options)
+        except BaseException:
+            self._use(before)
+            raise
 
     def with_options(self, options: Options) -> Core:
         """Return a VAE with the same weights (shared, not copied) under other options; this one stays as it is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import Cancelled
+from ..errors import Cancelled, InputError, one_line
 from ..planning.plan import Plan
 
 #: progress(done, total) is called after each chunk; cancel() returns True to stop.
@@ -57,13 +57,46 @@ class Ticker:
         return True
 
 
+class Bar:
+    """A progress callback that shows a bar of tqdm: in a terminal, or as a widget in a notebook. It is closed when all
+    is done, or when it is dropped."""
+
+    def __init__(self, label: str = "") -> None:
+        from tqdm.auto import tqdm
+
+        self._bar = tqdm(desc=label or None, unit="chunk")
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar.total = total or None
+        self._bar.update(done - self._bar.n)
+        if done == total:
+            self.close()
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()
+
+
 @dataclass(frozen=True)
 class Callbacks:
-    """Progress, cancellation and plan callbacks of one call."""
+    """Progress, cancellation and plan callbacks of one call. progress: True shows a bar.
 
-    progress: Progress | None = None
+    Raises:
+        InputError: one of them cannot be called.
+    """
+
+    progress: Progress | bool | None = None
     cancel: Cancel | None = None
     on_plan: OnPlan | None = None
+
+    def __post_init__(self) -> None:
+        if self.progress is None or isinstance(self.progress, bool):
+            object.__setattr__(self, "progress", Bar() if self.progress else None)
+        for name, arguments in (("progress", "done, total"), ("cancel", ""), ("on_plan", "plan")):
+            if (given := getattr(self, name)) is not None and not callable(given):
+                cure = ", True for a bar" if name == "progress" else ""
+                raise InputError(f"{name}={one_line(repr(given), 60)} cannot be called: give a function "
+                                 f"{name}({arguments}){cure}, or None")  # fmt: skip
 
     @property
     def ticker(self) -> Ticker:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..request import check_video
+from ..request import FramesLike, as_frames, check_video, iter_frames
 
 
 def unsigned(frames: Tensor, signed: bool) -> Tensor:
@@ -66,7 +66,8 @@ class Lasting:
 
 
 class StreamVideo:
-    """One clip's frames as an iterator gives them: [H, W, C] or [f, H, W, C] each, all of one size and type.
+    """One clip's frames as an iterator gives them: [H, W, C] or [f, H, W, C] each, all of one size and type, in any
+    form that `request.as_frames` takes.
 
     They are copied when they are taken, unless they are Lasting: many readers fill one buffer again and again. `fill`
     takes frames from the iterator, `drop` releases them; `frames` may be called by any thread.
@@ -75,12 +76,12 @@ class StreamVideo:
     batch = 1
 
     def __init__(
-        self, frames: Iterable[Tensor], spatial: int, count: int | None = None, colours: int = 3,
+        self, frames: Iterable[FramesLike], spatial: int, count: int | None = None, colours: int = 3,
         any_range: bool = False, signed: bool = False,
     ) -> None:  # fmt: skip
         """count: of all frames, where it is known. colours: C. signed: values are in -1..1 and beyond. Raises
         InputError as `check_video` does, now or when later frames come."""
-        self._coming: Iterator[Tensor] | None = iter(frames)
+        self._coming: Iterator[FramesLike] | None = iter_frames(frames)
         self._copies = not isinstance(frames, Lasting)
         self._spatial, self._colours, self._any_range = spatial, colours, any_range
         self._signed = signed
@@ -132,10 +133,10 @@ class StreamVideo:
             raise InputError(f"the stream of frames ends after {self._end}, and {self.count} were announced")
         self.count = self._end
 
-    def _checked(self, piece: Tensor) -> Tensor:
+    def _checked(self, given: FramesLike) -> Tensor:
         try:
-            piece = check_video(piece[None] if piece.ndim == 3 else piece, self._spatial, False, self._colours,
-                                self._any_range, self._signed)  # fmt: skip
+            given = as_frames(given, self._colours, "what it gives")
+            piece = check_video(given, self._spatial, False, self._colours, self._any_range, self._signed)
             if piece.shape[0] != 1:
                 raise InputError(f"a stream is of one clip, and this is of {piece.shape[0]}")
         except InputError as error:

@@ -8,30 +8,44 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import torch
 
 from .. import log
 from ..checkpoints.safetensors_file import Entry, opened, read_values
 from ..errors import CheckpointError, InputError, one_line
-from ..request import check_dense
+from ..request import LatentLike, as_tensor, check_dense
 from ..system.finite import all_finite
 from ..system.words import many
 from ..system.writing import naming, replacing, stamp, write_tensors
 from . import latent_note
 
+if TYPE_CHECKING:
+    from ..archs import Architecture
+
 _LEGACY_SCALE = 1 / 0.18215  # ComfyUI's Load Latent applies it to files without the version marker
 
 
-def write_latent(path: str | Path, latent: torch.Tensor, metadata: Mapping[str, str] | None = None) -> None:
+class DecodesLatents(Protocol):
+    """The part of a loaded VAE that says how latents lie in a file."""
+
+    latent_channels: int
+    architecture: Architecture
+
+
+def write_latent(path: str | Path, latent: LatentLike, metadata: Mapping[str, str] | None = None) -> None:
     """Write a host-scaled latent [B, C, T, h, w], or pictures' [B, C, h, w], with optional text metadata (`fps`, ...)
     and the note of the VAE that made it, if the tensor has one.
 
     The tensor is called `latent`; in a file ending in .latent it is `latent_tensor`, with a version marker, which is
-    what ComfyUI's Load Latent reads.
+    what ComfyUI's Load Latent reads. An existing file is replaced. Raises InputError for anything else than floats of
+    such a shape.
     """
+    note, latent = latent_note.found(latent), as_tensor(latent, "a latent")
     check_dense(latent, "a latent")
+    if Path(path).suffix.lower() not in (".safetensors", ".latent"):
+        raise InputError(f"{path}: a latent file ends in .safetensors or .latent")
     if latent.ndim not in (4, 5):
         raise InputError(f"{path}: latent shape {list(latent.shape)} is not [batch, channels, time, height, width]")
     if Path(path).suffix.lower() == ".latent":
@@ -39,7 +53,7 @@ def write_latent(path: str | Path, latent: torch.Tensor, metadata: Mapping[str, 
         tensors = {"latent_tensor": latent, "latent_format_version_0": marker}
     else:
         tensors = {"latent": latent}
-    write_tensors(path, tensors, {**latent_note.found(latent), **(metadata or {})})
+    write_tensors(path, tensors, {**note, **(metadata or {})})
 
 
 class LatentFile:
@@ -52,19 +66,22 @@ class LatentFile:
     """
 
     def __init__(
-        self, path: str | Path, channels: int = 16, item: int | None = None, still: bool = False, joined: bool = False,
-        folded: bool = True,
+        self, path: str | Path, channels: DecodesLatents | int = 16, item: int | None = None, still: bool = False,
+        joined: bool = False, folded: bool = True,
     ) -> None:  # fmt: skip
         """Read the header.
 
         Args:
             path: of the file.
-            channels: C.
+            channels: the VAE that decodes it, which sets `still`, `joined` and `folded`; or C.
             item: the only clip of the file that is used.
             still: four axes are pictures, [B, C, h, w].
             joined: four axes are one clip, [T, C, h, w].
             folded: four axes may be the collapsed form of several latents in time.
         """
+        if not isinstance(channels, int):
+            a, channels = channels.architecture, channels.latent_channels
+            still, joined, folded = a.still, a.joined, a.folded
         self.path = Path(path)
         with _opened(self.path) as (_, metadata, entries):
             self._stamp = stamp(self.path)
@@ -133,10 +150,14 @@ class LatentFile:
 
 
 def read_latent(
-    path: str | Path, channels: int = 16, still: bool = False, joined: bool = False, folded: bool = True
+    path: str | Path, channels: DecodesLatents | int = 16, still: bool = False, joined: bool = False,
+    folded: bool = True, item: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Return all latents of a LatentFile."""
-    return LatentFile(path, channels, still=still, joined=joined, folded=folded).read()
+    """Return all latents of a file as float32 [B, C, T, h, w], with the file's note of the VAE that made it.
+
+    Args: as for LatentFile: `read_latent(path, vae)`. Raises InputError.
+    """
+    return LatentFile(path, channels, item, still, joined, folded).read()
 
 
 def latent_metadata(path: str | Path) -> dict[str, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from fractions import Fraction
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +18,12 @@ import torch
 
 from .. import log
 from ..errors import InputError
-from ..request import check_dense, check_range
+from ..request import FramesLike, as_frames, check_dense, check_range, iter_frames
 from ..system.finite import all_finite
 from ..system.hardware import cores
 from ..system.locks import held
 from ..system.patience import clear
 from ..system.writing import part_of, replacing, sweep, try_names, unwritable
-from .clips import Frames
 from .fragments import Appended, scan
 from .mp4_finish import finish_file
 from .mp4_format import CODECS, NO_ALPHA, PIXELS, Format
@@ -312,32 +313,40 @@ def to_integers(frame: torch.Tensor, index: int, deep: bool = False) -> np.ndarr
 
 
 def write_mp4(
-    path: str | Path, frames: Frames, fps: Fraction | float, crf: int = 12, *, overwrite: bool = True
-) -> None:
+    path: str | Path, frames: FramesLike | Iterable[FramesLike], fps: Fraction | float, crf: int = 12, *,
+    overwrite: bool = True,
+) -> None:  # fmt: skip
     """Write frames as H.264 in an MP4. An existing file at `path` is replaced, unless overwrite is false.
 
     The format is yuv420p, BT.709. yuv420p needs even sizes: an odd width or height is padded by repeating the last
     column or row, with one warning.
 
     Args:
-        path: the file; it is complete when it gets this name.
-        frames: a tensor [F, H, W, 3] or an iterable of [H, W, 3], float in 0..1 or uint8.
+        path: the file, ending in .mp4 or .m4v; it is complete when it gets this name.
+        frames: a tensor or numpy array [F, H, W, 3] or an iterable of [H, W, 3] or PIL pictures, float in 0..1 or
+            uint8.
         fps: frames per second.
         crf: constant quality, 0 (best) to 51.
         overwrite: replace an existing file (the default); false refuses it, before any frame is taken.
 
     Raises:
-        InputError: no frames, frames of another shape or range, or an existing file with overwrite=False.
+        InputError: no frames, frames of another shape or range, a path or rate of another kind, or an existing file
+            with overwrite=False.
         OSError: the file cannot be written.
     """
-    form = Format(Fraction(fps), crf=crf)
+    if Path(path).suffix.lower() not in (".mp4", ".m4v"):
+        raise InputError(f"{path}: write_mp4 writes an MP4 and nothing else: let the name end in .mp4")
+    if not isinstance(fps, (Real, Fraction)) or isinstance(fps, bool) or not math.isfinite(fps):
+        raise InputError(f"fps={fps!r} is no frame rate: give frames a second, such as 24 or Fraction(30000, 1001)")
+    form, given = Format(Fraction(fps), crf=crf), iter_frames(frames)
     if not overwrite and Path(path).exists():
         raise InputError(f"{path}: exists already; choose another name, or give overwrite=True to replace it")
     with replacing(Path(path)) as temporary:
         writer = Mp4Writer(temporary, form, name=Path(path).name)
         try:
             with writer:
-                for frame in frames:
+                for each in given:
+                    frame = as_frames(each, what="a frame")
                     check_dense(frame, "a frame")
                     check_range(frame)
                     # Frames wait for the encoder, and an iterable may fill one buffer again and again.

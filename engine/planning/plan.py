@@ -8,7 +8,7 @@ from ..network.steps import Steps
 from ..network.tiles import Grid
 from ..runtime.parking import Parking
 from ..system.memory import in_gb
-from ..system.words import REFERENCE, many
+from ..system.words import REFERENCE, html_table, many
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,15 @@ class Plan:
     def rolls(self) -> bool:
         """Check whether values of a picture that do not fit are computed again wherever they are needed."""
         return self.parking is not None and self.parking.streams is not None
+
+    def __repr__(self) -> str:
+        """Return the plan as its one line, for people."""
+        return f"<Plan {self.describe()}>"
+
+    def _repr_html_(self) -> str:
+        """Return the plan as a table, for notebooks."""
+        parts = self.describe().removesuffix(f" ({self.note})" if self.note else "").split(", ")
+        return html_table("Plan", [("", part) for part in parts] + [("note", self.note)])
 
     def describe(self) -> str:
         if self.own is not None:

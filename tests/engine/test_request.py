@@ -97,7 +97,7 @@ def test_out():
             check_out(out, (1, 5, 8, 8, 3), torch.float32)
 
 
-@pytest.mark.parametrize("value", [None, [1.0], torch.zeros(1, 16, 1, 2, 2).long(), torch.zeros(1, 16, 1, 2, 2) > 0])
+@pytest.mark.parametrize("value", [torch.zeros(1, 16, 1, 2, 2).long(), torch.zeros(1, 16, 1, 2, 2) > 0])
 def test_latents_are_tensors_of_floats(value):
     with pytest.raises(InputError, match="a latent is a tensor of floats, not"):
         check_latent(value, 16)

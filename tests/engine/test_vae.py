@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, PlanError, load
-from zerowaste_vae.engine import vae as module
 from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.bench.metrics import compare, tile_edges
+from zerowaste_vae.engine.encoding import alone
 from zerowaste_vae.engine.planning.budget import Machine
 
 
@@ -214,7 +214,7 @@ def test_bad_latents(vae, latent, says):
     [
         (torch.zeros(0, 16, 16, 3), "no frames"),
         (torch.zeros(5, 16, 16, 4), r"\[5, 16, 16, 4\]"),
-        (torch.zeros(16, 16, 3), r"\[16, 16, 3\]"),
+        (torch.zeros(3, 16, 16), r"\[3, 16, 16\]: give movedim\(-3, -1\) of them"),
         (torch.zeros(5, 7, 16, 3), "16x7 are too small"),
         (torch.full((1, 8, 8, 3), float("nan")), "NaN"),
     ],
@@ -380,8 +380,8 @@ def test_a_deep_copy_has_weights_of_its_own(vae_file, noise):
     assert not torch.equal(vae.decode(z), frames)
 
 
-@pytest.mark.parametrize("count, device, alone", [(1, "cuda", True), (2, "cuda", False), (2, "cpu", True)])
-def test_all_devices_may_be_one(monkeypatch, count, device, alone):
+@pytest.mark.parametrize("count, device, one", [(1, "cuda", True), (2, "cuda", False), (2, "cpu", True)])
+def test_all_devices_may_be_one(monkeypatch, count, device, one):
     """Then `devices="all"` is the call on one device: it needs no count of frames, and imports no distributed/."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    assert module._alone(SimpleNamespace(device=torch.device(device, 0)), "all") is alone
+    assert alone(SimpleNamespace(device=torch.device(device, 0)), "all") is one

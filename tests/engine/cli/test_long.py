@@ -125,7 +125,7 @@ def test_resume_keeps_tiles(place, monkeypatch, capsys):
 
 def test_resume_refuses_other_auto_tiles(place, monkeypatch, capsys):
     """Refuse other tiles than the begun clip's, from the start or once the run plans for itself."""
-    monkeypatch.setattr("zerowaste_vae.engine.vae.block_of", lambda program: 4)
+    monkeypatch.setattr("zerowaste_vae.engine.execution.results.block_of", lambda program: 4)
     plan, grids, arguments = Planner.plan, [], ("decode", "l.safetensors", "frames", "--chunk", 1)
 
     def planned(self, half, size, request, *rest):
@@ -184,7 +184,7 @@ def test_an_mp4_of_an_interrupted_run_goes_on(place, monkeypatch, capsys):
 
 def test_several_devices_resume(place, monkeypatch, capsys):
     monkeypatch.setattr("zerowaste_vae.engine.distributed.shares.Leads.__call__", lambda self, first: 0.1 * bool(first))
-    monkeypatch.setattr("zerowaste_vae.engine.vae.waiting_room", lambda _: 3 * 4 * 3 * (16 * 32))
+    monkeypatch.setattr("zerowaste_vae.engine.execution.results.waiting_room", lambda _: 3 * 4 * 3 * (16 * 32))
     assert place("decode", "l.safetensors", "whole", "--chunk", 1) == 0
     with monkeypatch.context() as patch:
         interrupt(patch, PngWriter, 9)

@@ -8,11 +8,10 @@ import threading
 
 import torch
 from zerowaste_vae import Cancelled, load
-from zerowaste_vae.engine import vae as vae_module
 from zerowaste_vae.engine.distributed import ranks as ranks_
 from zerowaste_vae.engine.distributed import shares
 from zerowaste_vae.engine.distributed.ranks import joined
-from zerowaste_vae.engine.execution import call, core
+from zerowaste_vae.engine.execution import call, core, results
 
 made = call.decode
 
@@ -69,7 +68,7 @@ def main(path):
     torch.set_num_threads(1)
     core.why_off = lambda *_: "off"
     shares.Leads.__call__ = lambda self, first: 0.1 * bool(first)
-    vae_module.waiting_room = lambda ram_gb: 2 * 4 * 3 * (8 * 16 * 3 * 4)  # two latents of each
+    results.waiting_room = lambda ram_gb: 2 * 4 * 3 * (8 * 16 * 3 * 4)  # two latents of each
     with joined() as ranks:
         out, rank = cases(ranks, load(path, device="cpu")), ranks.rank
     if rank == 0:

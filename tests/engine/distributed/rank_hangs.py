@@ -11,10 +11,9 @@ import sys
 import time
 
 import torch
-from zerowaste_vae.engine import vae as vae_module
 from zerowaste_vae.engine.cli import main
 from zerowaste_vae.engine.distributed import shares, watch
-from zerowaste_vae.engine.execution import call
+from zerowaste_vae.engine.execution import call, results
 
 made = call.decode
 
@@ -35,7 +34,7 @@ if __name__ == "__main__":
     watch.PULSE, watch.GRACE = 0.2, 10.0
     watch.SILENCE, watch.CHUNK_CPU = (3.0, 600.0) if sys.argv[1] == "stopped" else (60.0, 10.0)
     shares.Leads.__call__ = lambda self, first: 0.1 * bool(first)
-    vae_module.waiting_room = lambda ram_gb: 2 * 4 * 3 * (8 * 16 * 3)
+    results.waiting_room = lambda ram_gb: 2 * 4 * 3 * (8 * 16 * 3)
     if os.environ["RANK"] == "1":
         call.decode = hanging
     sys.exit(main(["decode", sys.argv[3], "out.mp4", "--vae", sys.argv[2], "--device", "cpu", "--chunk", "1"]))

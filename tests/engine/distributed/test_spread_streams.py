@@ -21,7 +21,7 @@ def rounds(monkeypatch):
     """Room for so many latents of each device; leads as `early` has them."""
 
     def room(latents, frame):
-        monkeypatch.setattr("zerowaste_vae.engine.vae.waiting_room", lambda _: latents * 4 * 3 * frame)
+        monkeypatch.setattr("zerowaste_vae.engine.execution.results.waiting_room", lambda _: latents * 4 * 3 * frame)
 
     return room
 

@@ -28,7 +28,8 @@ def joined(parts, axis):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blended tiles a few results at once, as a long clip has it."""
-    monkeypatch.setattr("zerowaste_vae.engine.vae.block_of", lambda program: 5 if program.half == "decoder" else 2)
+    few = {"decoder": 5, "encoder": 2}
+    monkeypatch.setattr("zerowaste_vae.engine.execution.results.block_of", lambda program: few[program.half])
 
 
 @pytest.mark.parametrize("fused", [True, False])
