@@ -135,6 +135,10 @@ def _fused_only(walk: Walk) -> Reason:
     return None if walk.fused else "only the fused kernels have it, and this run is plain torch"
 
 
+def _winograd(place: Place) -> Reason:
+    return place.kernels_off or place.gpu.winograd_off or None
+
+
 def _fp8(place: Place) -> Reason:
     there = place.gpu.fp8 or has_fp8(place.device, place.kernels)
     return place.kernels_off or (None if there else why_no_fp8(place.gpu))
@@ -236,7 +240,7 @@ TOGGLES: dict[str, Toggle] = {
         "Convolutions with fewer products, of rounded sums and differences of neighbouring values. Frames have other "
         "bits, and about 2 dB more rounding. Consumer cards in 16 bit: four ninths of the products, weights of nearly "
         "twice the size. Other cards, and 8 bit: two thirds, and histories on the GPU take twice the memory.",
-        True, _kernels, _fused_only,
+        True, _winograd, _fused_only,
         "other bits; except in 16 bit on consumer cards histories of twice the size on the GPU, and slower where a "
         "limit has them wait in host memory",
     ),

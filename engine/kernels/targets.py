@@ -46,6 +46,7 @@ class Target:
     way: str = TRITON  # or PLAIN, or the letter of a prebuilt set
     passed: tuple[str, ...] = ()  # why ways before this one do not run
     card: int = 0  # the GPU's own compute capability; 0: `sm` is
+    winograd_off: str = ""  # why the Winograd form in registers does not run although other kernels do
 
     @property
     def kernels(self) -> bool:
@@ -61,7 +62,7 @@ class Target:
     def tiles(self) -> bool:
         """Return True if convolutions in 16 bit have their Winograd form in registers. It pays where products are slow
         beside everything else: in the code of consumer generations."""
-        return self.kernels and (self.sm in (86, 89) or self.sm >= 120)
+        return self.kernels and not self.winograd_off and (self.sm in (86, 89) or self.sm >= 120)
 
     @property
     def wgmma(self) -> bool:
@@ -211,6 +212,16 @@ def switch_off(device: torch.device, way: str, reason: str) -> None:
     _ways.cache_clear()
 
 
+#: GPU -> why it does not run the Winograd form in registers.
+_winograd_off: dict[torch.device, str] = {}
+
+
+def switch_winograd_off(device: torch.device, reason: str) -> None:
+    """Let layers have no Winograd form in registers on this GPU any more; all other kernels run on."""
+    _winograd_off[device] = reason
+    _ways.cache_clear()
+
+
 def ways(device: torch.device, asked: str = AUTO) -> list[Target]:
     """Return the ways to run kernels on a CUDA device, in the order in which they are tried. The last one is plain
     torch.
@@ -245,7 +256,9 @@ def _ways(index: int, asked: str) -> list[Target]:
     if not sm:
         why = "ZLUDA runs the torch operators" if ZLUDA in name else "AMD GPUs run the torch operators"
         return [Target(name, 0, None, notes=(why,), way=PLAIN)]
-    return _tried(name, sm, asked, lambda way: _off.get((torch.device("cuda", index), way)))
+    here = torch.device("cuda", index)
+    found = _tried(name, sm, asked, lambda way: _off.get((here, way)))
+    return [replace(one, winograd_off=_winograd_off.get(here, "")) for one in found]
 
 
 def _card(index: int) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from .. import log
 from ..archs import Architecture
 from ..kernels.cards import TRITON
 from ..kernels.prebuilt.driver import driver, too_old
-from ..kernels.prebuilt.errors import PrebuiltError
+from ..kernels.prebuilt.errors import PrebuiltError, WrittenError
 from ..kernels.prebuilt.launch import preload, read_ahead
 from ..kernels.prebuilt.library import SetError, library
 from ..kernels.probe import give_up, works
@@ -110,16 +110,20 @@ class Choices:
         return next((why for half in own if (why := self.lacks(half))), None)
 
     def give_up(self, half: str, error: Exception) -> bool:
-        """Stop launching kernels on this device in the way that raised `error`.
+        """Stop launching kernels on this device in the way that raised `error`, or those of the form that did.
 
         Returns:
-            True where another way runs the component from now on.
+            True where others run the component from now on.
         """
         before = self.of(half)
         give_up(self._device, error, TRITON if before is None else before.way)
         after = self.of(half)
         if before is None or after is None:
             return True
+        if isinstance(error, WrittenError):
+            if before.tiles and not after.tiles:
+                log.warn(f"{half}: direct convolutions from here on, without winograd: {after.winograd_off}")
+            return before.tiles and not after.tiles
         if after.way == before.way:
             return False
         log.warn(f"{half}: {after.words} from here on")
