@@ -44,8 +44,8 @@ def works(device: torch.device, here: Target) -> bool:
 
 
 def give_up(device: torch.device, error: Exception, way: str) -> None:
-    """Launch no kernel this way on `device` any more, after this error; after one of the Winograd form in registers, no
-    kernel of that form."""
+    """Launch no kernel this way on `device` any more, after this error; after one of the Winograd form, no kernel of
+    that form."""
     if isinstance(error, WrittenError):
         switch_winograd_off(_place(device), f"its kernels fail here ({named(error)}). A newer driver of NVIDIA's may "
                             "take them")  # fmt: skip
