@@ -28,7 +28,6 @@ def made(name, half, options, kind, work):
     """Return the launches of `work(network)`."""
     one = by_name(name)
     walk = FusedWalk(one, one.published.config, HALF, options)
-    walk.tiles = lambda half: HERE.tiles
     walk.use(half, found.uniform(one.program(half, one.published.config), kind))
     with recording(HERE) as calls, torch.inference_mode(False), torch.no_grad():
         work(walk.network(half))
