@@ -16,12 +16,17 @@ from .system.orders import ORDERS
 OFF = "switched off"
 #: The reason for toggles that are off until the user switches them on.
 BY_DEFAULT = "off by default"
+#: The reason for the Winograd form where nobody asked for it.
+BY_CARD = "off on this card by the table of cards: it does not wait for products"
+#: Toggles of three states: None leaves them to a rule.
+_BY_RULE = ("channels_last_3d", "winograd")
 
 
 @dataclass(frozen=True)
 class Options:
     """Optimisations that a VAE may use; `TOGGLES` describes each. The defaults are the exact fast path; each can be
-    switched off alone. channels_last_3d None: on the fused kernels; True: plain torch as well.
+    switched off alone. channels_last_3d None: on the fused kernels; True: plain torch as well. winograd None: as the
+    table of cards says (kernels/gpus.py).
 
     min_db: PSNR (dB, peak 2.0) that approximations must keep against the exact path; 0 allows only those that are
     switched on by name. kernels: the fused kernels to run: "auto", "triton", "plain" or a prebuilt set, as for
@@ -38,14 +43,14 @@ class Options:
     tf32: bool = False
     cudnn_benchmark: bool = False
     async_offload: bool = True
-    winograd: bool = False
+    winograd: bool | None = None
     min_db: float = 0.0
     kernels: str = AUTO
 
     def __post_init__(self) -> None:
         for name in TOGGLES:
             value = getattr(self, name)
-            if not isinstance(value, bool) and not (name == "channels_last_3d" and value is None):
+            if not isinstance(value, bool) and not (name in _BY_RULE and value is None):
                 raise InputError(f"{name}={value!r} is no switch: give True or False")
         if checked(self.kernels, "kernels") != self.kernels:
             raise InputError(f"kernels={self.kernels!r}: write {checked(self.kernels, 'kernels')}")
@@ -63,7 +68,12 @@ class Options:
                 raise InputError(f"{name} is switched both on and off")
         return replace(self, **dict.fromkeys(on, True), **dict.fromkeys(off, False))
 
-
+    def decided(self, here: Target) -> Options:
+        """Return a copy for runs on a device, with `winograd` on or off. It depends on the options and the card alone,
+        so that a layer has one form in every plan."""
+        by_card = here.kernels and here.winograd
+        wanted = by_card if self.winograd is None else self.winograd
+        return replace(self, winograd=wanted and not here.winograd_off)
     @property
     def overlap(self) -> bool:
         """Return True if copies run at the same time as the GPU's work."""
@@ -91,11 +101,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Walk:
-    """A run that could use an optimisation: on the fused kernels, or in plain torch."""
+    """A run that could use an optimisation: on the fused kernels, or in plain torch. winograd: as decided for it."""
 
     options: Options
     dtype: torch.dtype
     fused: bool
+    winograd: bool
 
 
 Reason = str | None
@@ -109,8 +120,7 @@ class Toggle:
     """One optimisation.
 
     label, text: its name and effect, for people. memory: plans depend on it. here(place): why this machine or model
-    cannot use it. walk(walk): why a run does not use it although it could. unasked: why it is off by default, where its
-    text does not say so.
+    cannot use it. walk(walk): why a run does not use it although it could.
     """
 
     label: str
@@ -118,13 +128,10 @@ class Toggle:
     memory: bool
     here: Callable[[Place], Reason] = lambda place: None
     walk: Callable[[Walk], Reason] = lambda walk: None
-    unasked: Reason = None
 
     def off(self, name: str) -> str:
         """Return why a run does not use it under options where it is False; name: that of its field."""
-        if getattr(DEFAULTS, name) is not False:
-            return OFF
-        return f"{BY_DEFAULT}: {self.unasked}" if self.unasked else BY_DEFAULT
+        return BY_DEFAULT if getattr(DEFAULTS, name) is False else OFF
 
 
 def _kernels(place: Place) -> Reason:
@@ -133,6 +140,14 @@ def _kernels(place: Place) -> Reason:
 
 def _fused_only(walk: Walk) -> Reason:
     return None if walk.fused else "only the fused kernels have it, and this run is plain torch"
+
+
+def _winograd(place: Place) -> Reason:
+    return place.kernels_off or place.gpu.winograd_off or None
+
+
+def _by_card(walk: Walk) -> Reason:
+    return _fused_only(walk) or (BY_CARD if walk.options.winograd is None and not walk.winograd else None)
 
 
 def _fp8(place: Place) -> Reason:
@@ -233,12 +248,11 @@ TOGGLES: dict[str, Toggle] = {
     ),
     "winograd": Toggle(
         "Winograd convolutions",
-        "Convolutions with fewer products, of rounded sums and differences of neighbouring values. Frames have other "
-        "bits, and about 2 dB more rounding. Consumer cards in 16 bit: four ninths of the products, weights of nearly "
-        "twice the size. Other cards, and 8 bit: two thirds, and histories on the GPU take twice the memory.",
-        True, _kernels, _fused_only,
-        "other bits; except in 16 bit on consumer cards histories of twice the size on the GPU, and slower where a "
-        "limit has them wait in host memory",
+        "Convolutions in 16 bit with four ninths of the products, of rounded sums and differences of neighbouring "
+        "values: other bits, about 2 dB more rounding, weights of nearly twice the size. Off: as the table of cards "
+        "says, which has it on for RTX 30, 40 and 50 and their workstation cards, and off for data-centre cards. On: "
+        "on every card.",
+        True, _winograd, _by_card,
     ),
 }  # fmt: skip
 DEFAULTS = Options()
@@ -257,10 +271,12 @@ def unavailable(
     return {name: toggle.here(place) for name, toggle in TOGGLES.items()}
 
 
-def unused(options: Options, reasons: dict[str, str | None], dtype: torch.dtype, fused: bool) -> dict[str, str]:
+def unused(
+    options: Options, reasons: dict[str, str | None], dtype: torch.dtype, fused: bool, winograd: bool = False
+) -> dict[str, str]:
     """Return toggle -> reason, for each one that a run does not use. reasons: from `unavailable`. fused: the run goes
-    through the fused kernels."""
-    walk = Walk(options, dtype, fused)
+    through the fused kernels. winograd: as `Options.decided` has it for the run's device."""
+    walk = Walk(options, dtype, fused, winograd)
     off = {
         name: toggle.off(name) if getattr(options, name) is False else reasons[name] or toggle.walk(walk)
         for name, toggle in TOGGLES.items()

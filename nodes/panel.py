@@ -20,9 +20,9 @@ from ..engine.kernels.gpus import find
 from ..engine.loader import NAMES, PRECISIONS, named
 from ..engine.options import DEFAULTS, PLAIN_TILES, Options
 from ..engine.planning.budget import Machine
-from ..engine.planning.expected import Expected, expected
+from ..engine.planning.expected import Expected, expected, in_winograd
 from ..engine.planning.fused_walk import FusedWalk
-from ..engine.planning.make import without_weights
+from ..engine.planning.make import decided, without_weights
 from ..engine.planning.plan import Plan
 from ..engine.request import NATIVE_BLENDS, OVERLAP, TILINGS, Request
 from ..engine.runtime.pixels import OUTPUTS
@@ -168,8 +168,8 @@ def walk_of(model: str, device: torch.device) -> tuple[FusedWalk, str]:
         raise InputError(f"{model[:80] or 'this VAE'} is not known: run a workflow that loads it first")
     architecture, config = network
     plain = named("auto", device, architecture, False)[1]
-    here = plain, PRECISIONS[plain], device
-    planner, _, off, _ = without_weights(architecture, config, "auto", *here, DEFAULTS, kept.rates(device))
+    here, options = (plain, PRECISIONS[plain], device), decided(DEFAULTS, device)
+    planner, _, off, _ = without_weights(architecture, config, "auto", *here, options, kept.rates(device))
     return planner.walk, off
 
 
@@ -191,7 +191,8 @@ def answer(
         raise InputError(f"ComfyUI runs this VAE on {here}: name that GPU too, or all")
     asked, plain = named(q.precision, here, architecture, q.model in KNOWN.quantised)
     precision = plain if asked == "auto" else asked
-    chosen = asked, plain, PRECISIONS[plain], here, q.options
+    options = decided(q.options, here)
+    chosen = asked, plain, PRECISIONS[plain], here, options
     planner, choices, off, mode = without_weights(architecture, config, *chosen, kept.rates(here))
     if asked == "auto" and mode.half_accumulate:
         precision = "fp16_fast"
@@ -227,7 +228,7 @@ def answer(
     shown = plan_facts(plan, batch, latents, architecture, colours_of(config)[1], request.dtype)
     if shown["fused"] and not plan.tiled and plan.parking is None:
         model = here, architecture, config, precision
-        facts |= expected_facts(*model, (latents, height, width), batch, q.options)
+        facts |= expected_facts(*model, (latents, height, width), batch, options)
     count, free = shown["batch"] * shown["frames"], None if machine.half_ram is None else 2 * machine.half_ram
     clip = shown["batch"] == 1 and not architecture.still
     short = crowded(count, int(shown["result_gb"] * GIB), free, clip)
@@ -248,8 +249,8 @@ def expected_facts(
         gpu = find(torch.cuda.get_device_name(device), "GPU").gpu
     except InputError:
         return {}
-    on = ["winograd"] if options.winograd else []
-    found = gpu and expected(gpu, architecture, config, "decoder", precision, *size, on)
+    form = in_winograd(options, architecture.program("decoder", config), precision)
+    found = gpu and expected(gpu, architecture, config, "decoder", precision, *size, form)
     if not isinstance(found, Expected):
         return {}
     return {"expected_low_s": batch * found.low * (1 - found.below),

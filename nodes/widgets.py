@@ -191,7 +191,7 @@ def toggle_inputs() -> tuple[list[io.Input], list[io.Input]]:
 def _toggle(name: str, reason: str | None) -> io.Input:
     toggle = TOGGLES[name]
     tooltip = toggle.text + (f" Not in use here: {reason}." if reason else "")
-    widget = switch(name, toggle.label, getattr(Options(), name) is not False, tooltip)
+    widget = switch(name, toggle.label, name != "winograd" and getattr(Options(), name) is not False, tooltip)
     widget.extra_dict |= {"zerowaste_planned": True} if toggle.memory else {}
     widget.extra_dict |= {"zerowaste_off": reason} if reason else {}
     return advanced(widget)
@@ -203,4 +203,6 @@ def options_from(min_db: float = 0.0, kernels: str = AUTO, **toggles: bool) -> O
     if given.get("channels_last_3d"):
         # Only for the kernels: plain torch is slower with it (1.8 times on an H200), so this widget never asks for it.
         given["channels_last_3d"] = None
+    if given.get("winograd") is False:
+        given["winograd"] = None  # off is as the table of cards says, as in workflows that were saved before it said so
     return Options(**given, min_db=min_db, kernels=kernels)

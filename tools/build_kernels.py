@@ -211,8 +211,7 @@ def in_parts(
 
 def part_of(one: Key, users: frozenset[str]) -> str:
     """Return the file that a kernel is in, with others that are used where it is."""
-    form = "-winograd" if one.kernel in ("conv3d.winograd_kernel", "norm_act.planes_kernel") else ""
-    return f"{next(iter(users)) if len(users) == 1 else 'shared'}-{kernels_wanted.operands(one)}{form}"
+    return f"{next(iter(users)) if len(users) == 1 else 'shared'}-{kernels_wanted.operands(one)}"
 
 
 def alike(one: Key) -> tuple[Any, ...]:

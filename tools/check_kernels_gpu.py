@@ -200,11 +200,12 @@ def attentions() -> None:
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": FP8, "int8": torch.int8}
 # The parts that compile most are split by type: one core runs one part.
 PARTS = {f"{part.__name__}_{word}": partial(tell, part, dtype)
-         for part in (conv_checks.forms, conv_checks.schedules, conv_checks.winograd) for word, dtype in _TYPES.items()}
+         for part in (conv_checks.forms, conv_checks.schedules) for word, dtype in _TYPES.items()}
 PARTS |= {one.__name__: one for one in (ends, norms, ups, nearest, attentions, beyond_32_bits)}
 PARTS |= {one.__name__: partial(tell, one)
           for one in (conv_checks.clip_starts, conv_checks.other_generations, token_checks.tokens)}
-PARTS |= {"invariance": partial(tell, conv_checks.invariances), "winograd_others": partial(tell, conv_checks.winograd)}
+PARTS |= {f"winograd_{word}": partial(tell, conv_checks.winograd, _TYPES[word]) for word in ("fp16", "bf16")}
+PARTS |= {"invariance": partial(tell, conv_checks.invariances), "winograd_large": partial(tell, conv_checks.large)}
 #: Those that are run once more with the loop of RTX cards, under a name of their own.
 CONSUMERS = ("forms_fp16", "forms_bf16", "forms_fp8", "forms_int8", "schedules_fp16", "schedules_fp8",
              "schedules_int8", "clip_starts", "ups", "nearest", "invariance")  # fmt: skip

@@ -15,19 +15,14 @@ from zerowaste_vae.engine.kernels.conv3d import (
     Geometry,
     Partials,
     Weight,
-    buffer_shape,
     conv3d,
-    pack_planes,
+    pack_tiles,
     pack_weight,
     padded_channels,
 )
 from zerowaste_vae.engine.kernels.conv3d.dispatch import launch
 from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK, SCHEDULES, Schedule, fit, of_generation
-from zerowaste_vae.engine.kernels.conv3d.tuned import Kind
-from zerowaste_vae.engine.kernels.conv3d.winograd.launch import launch as launch_planes
-from zerowaste_vae.engine.kernels.norm_act import Norm, Store, norm_act
 from zerowaste_vae.engine.kernels.targets import FP8, Target, target
-from zerowaste_vae.engine.tuning.candidates import candidates
 
 DEVICE = torch.device("cuda")
 HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
@@ -35,8 +30,6 @@ Triple = tuple[int, int, int]
 #: Largest ||got - reference|| / ||reference||, reference in fp32 arithmetic on the same operands.
 TOLERANCE = {HALF: 5e-4, BF16: 4e-3, FP8: 4e-2, INT8: 2e-2, "statistics": 1e-5, "promoted": 2e-3}
 SHAPES = ((2, 37, 53), (1, 64, 96), (3, 45, 130), (1, 20, 3840))
-#: Neighbouring pairs that a program of norm_act goes through, and elements of one column of its pairs.
-WALKS = ((1, 1024), (2, 1024), (4, 1024), (8, 1024), (4, 2048))
 Row = tuple[object, ...]
 
 
@@ -70,19 +63,10 @@ def bordered(dtype: torch.dtype, slots: int, h: int, w: int, c: int) -> Tensor:
     return x
 
 
-def planes(dtype: torch.dtype, d: int, h: int, w: int, c: int) -> Tensor:
-    x = torch.nn.functional.silu(torch.randn(d, h, w, c, device=DEVICE))
-    buffer = torch.empty(d, *buffer_shape(h, w, padded_channels(c, dtype)), dtype=dtype, device=DEVICE)
-    norm_act(x, Norm("none"), buffer, store=Store(silu=False, scale=WINOGRAD.scale(dtype)), backend="reference")
-    return buffer
-
-
 DIRECT = Form("conv", bordered, pack_weight, lambda dtype: 0.025 if dtype == INT8 else 1.0,
               lambda x, top, n: x[:, top : top + n + 2],
               lambda x, weight, out, told, on: launch(x, weight, out, Geometry(), told, 0, 2, on))  # fmt: skip
-WINOGRAD = Form("winograd", planes, pack_planes, lambda dtype: 0.02 if dtype.itemsize == 1 else 1.0,
-                lambda x, top, n: x[:, :, top : top + n + 2],
-                lambda x, weight, out, told, on: launch_planes(x, weight, out, Geometry(), told, 0, on))  # fmt: skip
+WINOGRAD = DIRECT._replace(name="winograd", pack=pack_tiles, scale=lambda dtype: 1.0)
 
 
 def weights(c: int, k: int, kernel: Triple = (3, 3, 3)) -> Tensor:
@@ -253,90 +237,29 @@ def other_generations() -> Iterator[Row]:
 # -- Winograd ----------------------------------------------------------------------------------------------------------
 
 
-def written(dtype: torch.dtype, c: int, kind: str, border: str) -> Iterator[Row]:
-    """Check norm_act's planes: against the reference, with every walk, in bands, and made from a plain buffer."""
-    x, scale = (torch.randn(2, 67, 131, c, device=DEVICE) * 2 + 1).half(), WINOGRAD.scale(dtype)
-    norm = Norm(kind, torch.rand(c, device=DEVICE) + 0.5, torch.randn(c, device=DEVICE), 32)
-    wide = padded_channels(c, dtype)
-    shape = (3, *buffer_shape(67, 131, wide))
-    want, whole = (torch.full(shape, 9.0, device=DEVICE).to(dtype) for _ in range(2))
-    for buffer, backend in ((want, "reference"), (whole, "triton")):
-        norm_act(x, norm, buffer, slot=2, store=Store(True, border, scale), backend=backend)
-    same = []
-    for walk in WALKS if kind == "group" else ():  # a sum over channels follows the layout
-        again = torch.full_like(want.float(), 9.0).to(dtype)
-        norm_act(x, norm, again, slot=2, store=Store(True, border, scale), backend="triton", walk=walk)
-        same.append(torch.equal(again.float(), whole.float()))
-    for first, rows in ((0, 20), (18, 51)):
-        band = torch.full((3, 4, rows, *shape[3:]), 9.0, device=DEVICE).to(dtype)
-        norm_act(x, norm, band, slot=2, store=Store(True, border, scale), first=first, backend="triton")
-        same.append(torch.equal(band.float(), whole[:, :, first : first + rows].float()))
-    name = f"winograd planes {str(dtype)[6:]} {c} {kind} {border}"
-    yield name, error(whole.float(), want.float()), TOLERANCE[dtype], *same
-    plain = torch.empty(2, 69, 133, wide, device=DEVICE, dtype=dtype)
-    direct, later = (torch.empty(2, *shape[1:], device=DEVICE, dtype=dtype) for _ in range(2))
-    norm_act(x, norm, plain, store=Store(True, border, scale, rounded=True), backend="triton")
-    norm_act(x, norm, direct, store=Store(True, border, scale, rounded=True), backend="triton")
-    norm_act(plain[:, 1:-1, 1:-1], Norm("none"), later, store=Store(False, border), backend="triton")
-    yield name + " from a plain buffer", 0.0, 0.0, torch.equal(later.float(), direct.float())
-
-
 def large() -> Iterator[Row]:
     """Check outputs of more than 2^31 elements: the last frame of a large call equals that frame alone."""
-    weight = pack_planes(weights(64, 64), HALF)
-    for here in (target(DEVICE), dataclasses.replace(target(DEVICE), tma=False)):
-        x = torch.randn(7, *buffer_shape(2160, 3840, 64), device=DEVICE, dtype=HALF)
-        whole = torch.empty(5, 2160, 3840, 64, device=DEVICE, dtype=HALF)
-        told, alone = Epilogue(groups=32), torch.empty_like(whole[:1])
-        sums = WINOGRAD.launch(x, weight, whole, told, here)
-        one = WINOGRAD.launch(x[4:], weight, alone, told, here)
-        yield (f"winograd of {whole.numel():.2e} elements, {'bulk' if here.tma else 'pointer'} form", 0.0, 0.0,
-               torch.equal(alone[0], whole[4]), torch.equal(one.data[0], sums.data[4]))
-        norm, buffer = Norm("rms", torch.randn(64, device=DEVICE)), torch.empty_like(x[:5])
-        norm_act(whole, norm, buffer, backend="triton")
-        norm_act(whole[4:], norm, x[:1], backend="triton")
-        yield "planes of as many", 0.0, 0.0, torch.equal(x[0], buffer[4])
-        del x, whole, alone, buffer
-        torch.cuda.empty_cache()
+    weight = pack_tiles(weights(64, 64), HALF)
+    x = torch.randn(7, 2162, 3842, 64, device=DEVICE, dtype=HALF)
+    whole = torch.empty(5, 2160, 3840, 64, device=DEVICE, dtype=HALF)
+    told, alone = Epilogue(groups=32), torch.empty_like(whole[:1])
+    sums = conv3d(x, weight, whole, epilogue=told, backend="triton")
+    one = conv3d(x[4:], weight, alone, epilogue=told, backend="triton")
+    yield (f"winograd of {whole.numel():.2e} elements", 0.0, 0.0, torch.equal(alone[0], whole[4]),
+           torch.equal(one.data[0], sums.data[4]))
 
 
-def others(dtype: torch.dtype, channels: int, small: bool) -> list[Schedule]:
-    """Return the schedules that tuning would try for a layer with as many outputs as inputs, without the table's own.
-
-    small: of few positions, as at the lowest resolution."""
-    here = target(DEVICE)
-    sums = here.accumulate(dtype, False)
-    kind = Kind("winograd", str(dtype)[6:], sums, padded_channels(channels, dtype), channels, small, 1, 3, False, True)
-    return candidates(here, kind)[1:]
-
-
-def winograd(dtype: torch.dtype | None = None) -> Iterator[Row]:
-    """Yield the cases of one type, where this GPU takes it; without a type, those that need no repeating for each."""
-    if dtype is None:
-        yield from invariance(WINOGRAD, HALF, 512, 150, 70)
-        yield from clip_start(WINOGRAD, HALF, 512)
-        for kind, fast in ((HALF, False), (HALF, True), (INT8, False), (FP8, False)):  # as other GPUs have it
-            yield from generation(WINOGRAD, "pointer", consumer(), kind, fast)
-        yield from large()
-    elif target(DEVICE).supports(dtype):
-        yield from own(dtype)
-
-
-def own(dtype: torch.dtype) -> Iterator[Row]:
-    """Yield all cases of one type."""
+def winograd(dtype: torch.dtype) -> Iterator[Row]:
+    """Yield the cases of a 16-bit type."""
     for c in (128, 512):
-        for shape in ((2, 37, 53), (1, 64, 96), (1, 1, 2), (1, 20, 3840)):
+        for shape in (*SHAPES, (1, 1, 2)):
             yield from conv(WINOGRAD, dtype, c, c, shape)
     for c, k in ((192, 384), (320, 640)):
         yield from conv(WINOGRAD, dtype, c, k, (2, 37, 53), groups=0)
-    for groups in (32, 0) if dtype.itemsize == 2 else ():
-        yield from conv(WINOGRAD, dtype, 192, 192, (2, 37, 53), groups=groups, label=" in one and a half tiles")
+    for groups in (32, 0):
+        yield from conv(WINOGRAD, dtype, 192, 192, (2, 37, 53), groups=groups, label=" in blocks of 96")
     yield from conv(WINOGRAD, dtype, 128, 256, (2, 37, 53), kernel=(1, 3, 3), label=" another width")
-    for c, small in ((128, False), (256, True)):
-        for schedule in others(dtype, c, small) if dtype in (HALF, FP8) else ():
-            yield from conv(WINOGRAD, dtype, c, c, (2, 37, 53), schedule)
-    for c, kind, border in ((128, "group", "zero"), (512, "group", "replicate"), (192, "l2", "reflect"),
-                            (128, "group", "reflect")):
-        yield from written(dtype, c, kind, border)
-    yield from invariance(WINOGRAD, dtype, 128, 150, 333)
-    yield from clip_start(WINOGRAD, dtype, 128)
+    for size in ((128, 150, 333), (512, 150, 70)):
+        yield from invariance(WINOGRAD, dtype, *size)
+    for c in (128, 512):
+        yield from clip_start(WINOGRAD, dtype, c)

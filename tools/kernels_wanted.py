@@ -36,9 +36,9 @@ from zerowaste_vae.engine.precision.policy import EXACT
 from zerowaste_vae.engine.tuning.candidates import candidates
 from zerowaste_vae.engine.tuning.layers import layers
 
-#: Toggles that change what is launched. Winograd with uncomposed upsampling launches nothing else, and is not walked:
-#: whoever asks for both waits for a walk of some seconds.
-TOGGLES = Options(), Options(winograd=True), Options(composed_upsample=False)
+#: Toggles that change what is launched. The Winograd form has no kernel in a set, and what runs beside it is among the
+#: direct form's.
+TOGGLES = Options(winograd=False), Options(winograd=False, composed_upsample=False)
 #: Of schedules that a tuning tries beside the tables': how many ship, for layers with so much of the work of a model in
 #: the type that it was made for.
 TRIED, SHARE = 2, 0.04
@@ -65,7 +65,7 @@ class Use(NamedTuple):
 
     def __str__(self) -> str:
         form = self.kind or ("fp16 sums" if self.fast else "16 bit")
-        toggled = " winograd" * self.options.winograd + " uncomposed" * (not self.options.composed_upsample)
+        toggled = " uncomposed" * (not self.options.composed_upsample)
         return f"{self.family} {self.half} {str(self.dtype).removeprefix('torch.')} {form}{toggled}"
 
     @property
@@ -242,8 +242,7 @@ def _of_model(cell: tuple[str, str, str]) -> dict[str, frozenset[Key]]:
     config = configuration(*arguments)
     kind = None if precision in PRECISIONS else precision
     dtype = PRECISIONS[precision if kind is None else architecture.native]
-    ways = {"": [Options()], "winograd": [Options(winograd=True)],
-            "switched": [Options().switched(off=off) for off in SWITCHED]}[toggled]  # fmt: skip
+    ways = [Options().switched(off=off) for off in (SWITCHED if toggled == "switched" else [()])]
     uses = [(architecture, config, half, dtype, options) for half in ("decoder", "encoder") for options in ways
             if architecture.program(half, config) is not None]  # fmt: skip
     return {use_id(*use, kind, False): needs(*use, card(name), kind) for use in uses}

@@ -50,7 +50,7 @@ from zerowaste_vae.engine.kernels.prebuilt.keys import Key
 from zerowaste_vae.engine.kernels.prebuilt.library import library
 from zerowaste_vae.engine.kernels.targets import prebuilt
 from zerowaste_vae.engine.loader import PRECISIONS
-from zerowaste_vae.engine.options import DEFAULTS
+from zerowaste_vae.engine.options import DEFAULTS, Options
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.planning.launches import META, keys_of, needs, uniform
 from zerowaste_vae.engine.planning.launches import _walk as dry_run
@@ -65,7 +65,7 @@ KNEE = (1.0, 2.0, 3.5)
 
 
 class Case(NamedTuple):
-    """A decode. frames, width, height: of the clip. on: toggles that are off by default."""
+    """A decode. frames, width, height: of the clip. on: ("winograd",) in that form; () direct."""
 
     family: str
     precision: str
@@ -78,12 +78,16 @@ class Case(NamedTuple):
     def name(self) -> str:
         return "-".join((self.family, self.precision, *self.on))
 
+    @property
+    def options(self) -> Options:
+        return replace(DEFAULTS, winograd=bool(self.on))
+
     def texts(self, form: str) -> Iterator[tuple[str, str]]:
         """Yield symbol and PTX of every kernel of a prebuilt form that this decode launches."""
         a, fast = by_name(self.family), self.precision == "fp16_fast"
         kind = self.precision if self.precision == "int8" else None
         dtype = PRECISIONS.get(self.precision) or PRECISIONS[a.activations(self.precision, True)]
-        options, config, here = DEFAULTS.switched(on=self.on), a.published.config, prebuilt("", 90, form)
+        options, config, here = self.options, a.published.config, prebuilt("", 90, form)
         walk = FusedWalk(a, config, dtype, options)
         if "decoder" in walk.halves:
             # Kernels depend on a plane's area, not on its sides: a square of this one's launches the same.
@@ -113,6 +117,9 @@ CASES = (
     Case("hunyuanvideo1.5", "fp16", 17, 1280, 720),
     Case("seedvr2", "fp16", 21, 1280, 720, ("winograd",)),
     Case("wan2.1", "bf16", 33, 1280, 720, ("winograd",)),
+    Case("wan2.2", "bf16", 17, 1280, 720, ("winograd",)),
+    Case("hunyuanvideo1.5", "fp16", 17, 1280, 720, ("winograd",)),
+    Case("flux", "bf16", 1, 1024, 1024, ("winograd",)),
     Case("qwenimage2.1", "bf16", 1, 1024, 1024),
     Case("mage", "bf16", 1, 1024, 1024),
     Case("hunyuanimage", "fp16", 1, 1024, 1024),
@@ -121,7 +128,6 @@ CASES = (
     Case("minimaxh3", "fp16", 17, 1344, 768),
     Case("minimaxh3", "int8", 17, 1344, 768),
     Case("wan2.1", "int8", 33, 1280, 720),
-    Case("seedvr2", "fp16_fast", 21, 1280, 720, ("winograd",)),
 )  # fmt: skip
 
 
@@ -251,7 +257,7 @@ def decode(ratio: Ratio, case: Case) -> dict[str, Any]:
     for name, k in (("plain", PLAIN), ("ratio", ratio.factors)):
         with ratio.scaled(k).running() as here:
             vae = load(copy_of(weights), precision=case.precision, device=ratio.device)
-            vae.options = vae.options.switched(on=case.on)
+            vae.options = case.options
             data = seeded_input(vae, "decoder", case.frames, case.width, case.height)
             if name == "plain":
                 if case.precision == "int8":

@@ -81,7 +81,7 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     about = (f"{found['gpu']} at {found['mhz']:.0f} MHz, PyTorch {found['torch']}, prebuilt set {found['form']}, "
              f"{found['time']}. Multiply-adds a clock and processor by mma.sync: {rates}. Frames of both columns have "
-             "the same bits.")  # fmt: skip
+             "the same bits, where nothing else is said.")  # fmt: skip
     yield from textwrap.wrap(about, 120)
     yield ""
     yield f"| decode | as it is, ms a frame | at the ratio | operators with products | computed for {found['card']} |"
@@ -103,8 +103,10 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
         yield from textwrap.wrap(f"{words}{', '.join(each)}.", 120)
 
 
-def spread(figures: Mapping[str, float]) -> str:
-    """Format a median with its range, where more than one call was kept."""
+def spread(figures: Mapping[str, float] | None) -> str:
+    """Format a median with its range, where more than one call was kept. None: it was not measured."""
+    if figures is None:
+        return "not measured"
     if figures["low"] == figures["high"]:
         return f"{figures['median']:.1f}"
     return f"{figures['median']:.1f} ({figures['low']:.1f} to {figures['high']:.1f})"
@@ -114,8 +116,8 @@ def computed(found: Mapping[str, Any], case: Mapping[str, Any]) -> str:
     """Return the computed ms a frame of the same clip on the card."""
     a, gpu = by_name(case["family"]), find(found["card"], "card").gpu
     entry = entry_of(found, case)
-    made = expected(gpu, a, a.published.config, "decoder", case["precision"], *entry["latents"], case["on"],
-                    {"format": 1, "entries": [entry]})  # fmt: skip
+    form, data = "winograd" in case["on"], {"format": 1, "entries": [entry]}
+    made = expected(gpu, a, a.published.config, "decoder", case["precision"], *entry["latents"], form, data)
     if not isinstance(made, Expected):
         return made
     return f"{1e3 * made.low / made.frames:.0f} to {1e3 * made.high / made.frames:.0f}"

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from ..errors import InputError
+from ..kernels.gpus import winograd
 from ..kernels.targets import Target, capabilities, standing_in, target, triton_version
 
 #: Values of `--as`: generation -> the oldest compute capability that its code runs on.
@@ -40,7 +41,7 @@ def checked(name: str, device: torch.device) -> Target:
     if not here.kernels:
         raise InputError(f"--as {name}: {here.notes[0]}")
     # Only sm_120 itself has block-scaled products.
-    return here if target(device).mxfp8 else replace(here, mxfp8=False)
+    return replace(here, mxfp8=here.mxfp8 and target(device).mxfp8, winograd=winograd("", here.sm))
 
 
 def padded(shared: int, warps: int) -> int:

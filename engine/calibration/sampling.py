@@ -255,8 +255,9 @@ class Trials:
     def _half(
         self, policy: Policy, samples: list[Tensor], watch: Watch | None, half: Half | None = None
     ) -> list[Tensor]:
-        operands = Operands(self._dtype, policy, self._packed, winograd=self._options.winograd)
         half = half or getattr(self._model, self.half)
+        winograd = self._options.winograd is True and not half.program.style.direct
+        operands = Operands(self._dtype, policy, self._packed, winograd=winograd)
         network = fuse(half, self._dtype, self._options, operands, samples[0].device)
         if samples[0].is_cuda:
             # Memory that libraries take for good (cuBLAS's workspace, at its first product) would lie in blocks that

@@ -183,13 +183,15 @@ def expects(card: Card, architecture: Architecture, config: Any, half: str, prec
     and where plain torch runs.
 
     Arguments as of `words`."""
-    from ..planning.expected import Expected, expected
+    from ..options import DEFAULTS
+    from ..planning.expected import Expected, expected, in_winograd
 
-    if card.gpu is None or not on(card, architecture, config, half, precision, kernels).kernels:
+    if card.gpu is None or not (here := on(card, architecture, config, half, precision, kernels)).kernels:
         return ""
+    form = in_winograd(DEFAULTS.decided(here), architecture.program(half, config), precision)
     width, height, frames = clip or _usual(architecture)
     latents, s = architecture.latents(architecture.filled(frames)), architecture.spatial
-    found = expected(card.gpu, architecture, config, half, precision, latents, height // s, width // s)
+    found = expected(card.gpu, architecture, config, half, precision, latents, height // s, width // s, form)
     return f"{found.text} for {width}x{height}x{frames}" if isinstance(found, Expected) else found
 
 

@@ -153,6 +153,7 @@ def describe_options(gpu: bool) -> Lines:
     import torch
 
     from ..archs import DEFAULT
+    from ..kernels.targets import target
     from ..loader import PRECISIONS, auto_precision
     from ..options import BY_DEFAULT, DEFAULTS, TOGGLES, unused
     from ..planning.fusable import availability
@@ -160,7 +161,8 @@ def describe_options(gpu: bool) -> Lines:
     device = torch.device("cuda" if gpu else "cpu")
     dtype = PRECISIONS[auto_precision(device, DEFAULT)]
     reasons = availability(device, DEFAULT.name, None, dtype)
-    off = unused(DEFAULTS, reasons, dtype, fused=reasons["triton_fusion"] is None)
+    winograd = DEFAULTS.decided(target(device)).winograd
+    off = unused(DEFAULTS, reasons, dtype, reasons["triton_fusion"] is None, winograd)
     for name in TOGGLES:
         why = f"not here: {reasons[name]}" if reasons[name] else f"off: {off[name]}" if name in off else "on"
         yield "optimisation", f"{name} {why.replace(BY_DEFAULT, 'unless asked for')}"

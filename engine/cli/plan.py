@@ -169,7 +169,7 @@ def _planner(args: argparse.Namespace, half: str, card: Card | None, chosen: str
     from ..loader import NAMES, PRECISIONS, load
     from ..options import DEFAULTS
     from ..planning.fusable import not_fused, why_no_8_bit
-    from ..planning.make import make_planner
+    from ..planning.make import decided, make_planner
     from ..planning.plain_walk import Torch
     from ..precision.modes import MIXED, Mode
 
@@ -192,8 +192,11 @@ def _planner(args: argparse.Namespace, half: str, card: Card | None, chosen: str
     dtype = plain or PRECISIONS[architecture.activations(args.precision, True)]
     reason = "--plain" if args.plain else not_fused(architecture.programs(config), dtype)
     native = args.precision if args.precision != "auto" else architecture.native
-    if card and reason is None and not (here := on(card, architecture, config, half, native, chosen)).kernels:
+    # Without a card, for the GPU that is here, or for any.
+    here = on(card, architecture, config, half, native, chosen) if card else None
+    if here and reason is None and not here.kernels:
         reason = here.notes[0]
+    options = DEFAULTS.decided(here) if here else decided(replace(DEFAULTS, kernels=chosen), torch.device("cuda"))
     programs = architecture.programs(config)
     launching = any(p.launches and p.why_not_fused() == reason for p in programs)
     note = f"fused kernels off: {reason}" if reason and not (args.plain or launching) else ""
@@ -208,7 +211,7 @@ def _planner(args: argparse.Namespace, half: str, card: Card | None, chosen: str
         fast = args.precision == "fp16_fast"
         mode = Mode(half_accumulate=True) if fast else Mode(args.precision)
     planner = make_planner(
-        architecture, config, dtype, DEFAULTS, mode, lambda: reason is None and not exact,
+        architecture, config, dtype, options, mode, lambda: reason is None and not exact,
         lambda: Torch(products=exact, reserves=True),  # plans are for a GPU, without TF32
         _rates(args.link), waits=True,
     )  # fmt: skip

@@ -303,6 +303,12 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
         off.setdefault("cuda_graphs", "an encoder of tiles runs without them")
     elif plan.own is not None and vae.device.type == "cuda" and vae.options.cuda_graphs:
         off.pop("cuda_graphs", None)  # its products are the libraries', with fused kernels or without
+    if plan.fused and "winograd" not in off:
+        count, of = vae.planner.walk.network(half).formed
+        form = f"{count} of {of} convolutions in Winograd form" if count else ""
+        report.kernels = "; ".join(filter(None, (report.kernels, form)))
+        if why := vae.planner.walk.no_winograd(half):
+            off["winograd"] = why
     report.off = list(off.items())
     if plan.fused:
         report.schedules = tuning.words(vae.device, vae.kernels(half))

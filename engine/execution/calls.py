@@ -16,6 +16,7 @@ from ..checkpoints.source import widened
 from ..errors import NonFiniteError
 from ..kernels.probe import from_kernels
 from ..kernels.targets import using
+from ..planning.make import decided
 from ..report import Report
 from ..runtime.pressure import out_of_memory
 from ..runtime.scope import scoped_math
@@ -60,8 +61,10 @@ class Calls(Following):
         if self._busy.acquire(blocking=False):
             try:
                 self._follow(half)
-                if self._mixed.mode.kind and self.architecture.own is None and self._no_8_bit() is not None:
-                    self._use(self._options)  # another VAE has found that the kernels fail: no 8 bit without them
+                refused = decided(self._options, self.device) != self._decided
+                eighth = self._mixed.mode.kind and self.architecture.own is None
+                if refused or (eighth and self._no_8_bit() is not None):
+                    self._use(self._options)  # another VAE has found that kernels fail: no 8 bit without them
                 yield self
             finally:
                 self._busy.release()

@@ -118,8 +118,8 @@ class FusedComponents:
             return self._pack(half, self._model)
         options, place = self._options, self._store.prepared(half)
         operands = self._walk.operands(half)
-        made_from = recipe(operands, options.composed_upsample, options.flash_attention, options.winograd,
-                           *["tiles"] * operands.tiles)  # fmt: skip
+        form = "F(2x2, 3x3)" if operands.winograd else False
+        made_from = recipe(operands, options.composed_upsample, options.flash_attention, form)
         network = None if place is None else load(self._walk.network(half), place, made_from, self._device)
         if network is None:
             network = self._pack(half, self._model)

@@ -22,7 +22,7 @@ from ..options import DEFAULTS, Options, unavailable, unused
 from ..planning.budget import Limits, Machine
 from ..planning.choice import Choices
 from ..planning.fusable import why_no_8_bit, why_off
-from ..planning.make import make_planner, mode_here, switched_off
+from ..planning.make import decided, make_planner, mode_here, switched_off
 from ..planning.plain_walk import Torch
 from ..planning.plan import Plan
 from ..precision.policy import Policy
@@ -75,6 +75,7 @@ class Core(Calls):
         """Set the options and make the objects for packed weights and plans anew."""
         self._timed = None
         self._options = options
+        options = self._decided = decided(options, self.device)
         model, dtype = self.model, self.dtype
         self._parameters = tuple(model.parameters())  # every plan counts their bytes; collecting them takes longer
         self._mixed = self._mode_of(options)
@@ -86,7 +87,7 @@ class Core(Calls):
         )  # fmt: skip
         self._choices = Choices(self.planner.walk, self.device, self._mixed.mode)
         self._choices.read_ahead(half for half in ("decoder", "encoder") if getattr(model, half) is not None)
-        self.planner.walk.lacks, self.planner.walk.tiles = self._choices.lacks, self._choices.tiles
+        self.planner.walk.lacks = self._choices.lacks
         self._fused = FusedComponents(model, self.planner.walk, self.device, self.store)
         self._tiled = NativeComponents(model, dtype, options, self._mixed.mode.kind)
 
@@ -187,7 +188,8 @@ class Core(Calls):
         mode, fused = self._mixed.mode, self.fused() is not None if fused is None else fused
         kernels = self._options.kernels
         kernels_off = why_off(self.arch, self.model.config, self.dtype, self.device, False, False, kernels)
-        off = unused(self._options, unavailable(self.device, self.dtype, kernels_off, kernels), self.dtype, fused)
+        reasons = unavailable(self.device, self.dtype, kernels_off, kernels)
+        off = unused(self._options, reasons, self.dtype, fused, self._decided.winograd)
         if mode.kind and (fused or any(p.scales for p in self.architecture.programs(self.model.config))):
             off.pop("fp8", None)
         if mode.kind and fused and self.device.type == "cpu":

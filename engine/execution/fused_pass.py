@@ -72,8 +72,10 @@ class FusedPass(Pass):
 
     def begin(self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)) -> tuple[int, int]:
         self._later = self._clips.batch - clip - 1
-        if left is None or not take_over(self._run, left):
+        if left is None:
             self._network.start(self._run, self._begins(first), self._steps)
+        else:
+            take_over(self._run, left)
         done = self._run.done
         if self.gathers == "last":
             return done["latents"], 0

@@ -20,6 +20,7 @@ import torch
 
 from .cards import AUTO, FORMS, PLAIN, SHARED_KIB, TRITON, order, wish
 from .cure import not_installed
+from .gpus import winograd
 
 FP8 = torch.float8_e4m3fn
 MIN_TRITON = (3, 5)
@@ -46,6 +47,8 @@ class Target:
     way: str = TRITON  # or PLAIN, or the letter of a prebuilt set
     passed: tuple[str, ...] = ()  # why ways before this one do not run
     card: int = 0  # the GPU's own compute capability; 0: `sm` is
+    winograd: bool = False  # layers in 16 bit have their Winograd form by default: by the table of cards
+    winograd_off: str = ""  # why that form does not run although other kernels do
 
     @property
     def kernels(self) -> bool:
@@ -56,12 +59,6 @@ class Target:
         """Return True if products are fed from registers, and the Triton is one whose lower-level language this pack's
         loop for them is written in."""
         return (80 <= self.sm < 90 or self.sm >= 120) and self.triton in GLUON
-
-    @property
-    def tiles(self) -> bool:
-        """Return True if convolutions in 16 bit have their Winograd form in registers. It pays where products are slow
-        beside everything else: in the code of consumer generations."""
-        return self.kernels and (self.sm in (86, 89) or self.sm >= 120)
 
     @property
     def wgmma(self) -> bool:
@@ -182,8 +179,12 @@ def under(way: str, name: str, card: int) -> Target:
     """Return the target of a GPU under a way; one that cannot run has no kernels, and says why in its notes."""
     if way in FORMS:
         why = _not_there(way)
-        return prebuilt(name, card, way) if why is None else Target(name, card, None, notes=(why,), way=PLAIN)
-    return capabilities(name, card, triton_version())
+        if why is not None:
+            return Target(name, card, None, notes=(why,), way=PLAIN)
+        here = prebuilt(name, card, way)
+    else:
+        here = capabilities(name, card, triton_version())
+    return replace(here, winograd=winograd(name, card))
 
 
 def _not_there(form: str) -> str | None:
@@ -208,6 +209,16 @@ _off: dict[tuple[torch.device, str], str] = {}
 def switch_off(device: torch.device, way: str, reason: str) -> None:
     """Launch no kernel this way on this GPU any more; `reason` becomes a note."""
     _off[device, way] = reason
+    _ways.cache_clear()
+
+
+#: GPU -> why it does not run the Winograd form.
+_winograd_off: dict[torch.device, str] = {}
+
+
+def switch_winograd_off(device: torch.device, reason: str) -> None:
+    """Let layers have no Winograd form on this GPU any more; all other kernels run on."""
+    _winograd_off[device] = reason
     _ways.cache_clear()
 
 
@@ -245,7 +256,9 @@ def _ways(index: int, asked: str) -> list[Target]:
     if not sm:
         why = "ZLUDA runs the torch operators" if ZLUDA in name else "AMD GPUs run the torch operators"
         return [Target(name, 0, None, notes=(why,), way=PLAIN)]
-    return _tried(name, sm, asked, lambda way: _off.get((torch.device("cuda", index), way)))
+    here = torch.device("cuda", index)
+    found = _tried(name, sm, asked, lambda way: _off.get((here, way)))
+    return [replace(one, winograd_off=_winograd_off.get(here, "")) for one in found]
 
 
 def _card(index: int) -> tuple[str, int]:

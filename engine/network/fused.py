@@ -18,7 +18,7 @@ from ..runtime.parking import Parking
 from .chain import Link, Result, given, pack_chain, sizes, take, through
 from .offload import lent
 from .ops import attention
-from .packed import tensor_bytes
+from .packed import in_winograd, tensor_bytes
 from .plain import Half
 from .steps import frames_of
 from .values import Size, Sums
@@ -51,7 +51,7 @@ class Fused:
         #: gathers: the steps that see whole frames see whole clips. chunks: latents of a clip's first chunk and of
         #: later ones, if these are fixed. piece: as `Program.piece`.
         self.gathers, self.chunks, self.piece = program.gathers, program.chunk, program.piece
-        operands = operands or Operands(dtype, winograd=options.winograd and program.planes)
+        operands = operands or Operands(dtype, winograd=options.winograd is True and not program.style.direct)
         part = half.part if device is None else lambda name: lent(device, half.part(name))[0]
         links = iter(pack_chain(program.steps, part, operands, options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
@@ -61,7 +61,7 @@ class Fused:
         self.attends = max((s.width for s in attentions), default=0)
         #: Side of the windows that all attention stays within, 0: it sees whole frames.
         self.window = min((s.window for s in attentions), default=0)
-        self.nbytes = tensor_bytes(self)
+        self.formed, self.nbytes = in_winograd(self), tensor_bytes(self)  # formed: (in Winograd form, all)
 
     def begin(self, device: torch.device, parking: Parking | None) -> ExecutionContext:
         """Return a dry ExecutionContext placed after the clip's start, where latents stand for most frames."""
@@ -388,8 +388,7 @@ def _reads_result(link: Link) -> bool:
 
 def _step(stages: Sequence[tuple[Link, ...]], frames: int) -> int:
     """Return the frames that enter the first of these stages at once so that `frames` leave the last; 0: all."""
-    made = math.prod(link.step.time[0] for stage in stages for link in stage)
-    return -(-frames // made)
+    return -(-frames // math.prod(link.step.time[0] for stage in stages for link in stage))
 
 
 def fuse(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..kernels.conv3d import Weight, pack_planes, pack_tiles, pack_weight, winograd, winograd2d
+from ..kernels.conv3d import Weight, pack_tiles, pack_weight, winograd2d
 from ..kernels.norm_act import Norm
 from ..precision.forms import Balancer, Form, Operands
 from ..runtime.weights import Conv
@@ -26,24 +26,26 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
     strided = stride != (1, 1, 1)
     # Values that no norm bounds may be so large that the differences Winograd takes overflow.
     suits = normed and not strided and kernel.shape[3:] == (3, 3)
-    tiles = operands.tiles and suits and winograd2d.takes(form.dtype, c, n)
-    other = form.dtype.itemsize == 1 or not operands.tiles
-    planes = operands.winograd and suits and other and winograd.takes(form.dtype, c, n)
+    tiles = suits and in_tiles(operands, form, c, n)
     early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided and not conv.after
 
     def make(balancer: Balancer | None) -> tuple[Weight, Tensor]:
         if tiles:  # 16 bit only: there are no scales to balance
             return pack_tiles(kernel, form.dtype, early=early), conv.bias.float()
-        pack = pack_planes if planes else pack_weight
-        return pack(kernel, form.dtype, early=early, balance=balancer), conv.bias.float()
+        return pack_weight(kernel, form.dtype, early=early, balance=balancer), conv.bias.float()
 
     return operands.once(conv.key, form, lambda: packed_conv(conv.key, form, make, stride=stride))
 
 
+def in_tiles(operands: Operands, form: Form, channels: int, outputs: int) -> bool:
+    """Check whether a convolution of these widths in a form has the Winograd form: in 16 bit, with sums in fp32."""
+    return operands.winograd and not form.half_accumulate and winograd2d.takes(form.dtype, channels, outputs)
+
+
 def last_conv_of(conv: Any, operands: Operands) -> Conv:
     """Pack a convolution at a component's end, whose results may have another type than its operands: the Winograd form
-    in registers makes none."""
-    return conv_of(conv, replace(operands, winograd=False, tiles=False) if operands.tiles else operands)
+    makes none."""
+    return conv_of(conv, replace(operands, winograd=False))
 
 
 def clip_kernel(weight: Tensor) -> Tensor:
@@ -77,17 +79,21 @@ def norm_of(norm: nn.Module) -> Norm:
 
 def tensor_bytes(value: object) -> int:
     """Return the bytes of all distinct tensors in nested objects, lists and tuples."""
-    seen: dict[int, int] = {}
+    return sum({id(v): v.numel() * v.element_size() for v in _parts(value) if isinstance(v, Tensor)}.values())
 
-    def visit(v: object) -> None:
-        if isinstance(v, Tensor):
-            seen[id(v)] = v.numel() * v.element_size()
-        elif isinstance(v, (list, tuple)):
-            for item in v:
-                visit(item)
-        elif hasattr(v, "__dict__"):
-            for item in vars(v).values():
-                visit(item)
 
-    visit(value)
-    return sum(seen.values())
+def in_winograd(value: object) -> tuple[int, int]:
+    """Return how many convolutions in nested objects, lists and tuples have the Winograd form, and how many there
+    are."""
+    found = {v.key: v.weight.tiles for v in _parts(value) if isinstance(v, Conv)}
+    return sum(found.values()), len(found)
+
+
+def _parts(value: object) -> Iterator[object]:
+    """Yield a value and all that is in it, in nested objects, lists and tuples."""
+    yield value
+    if isinstance(value, Tensor):
+        return
+    inside = value if isinstance(value, (list, tuple)) else vars(value).values() if hasattr(value, "__dict__") else ()
+    for item in inside:
+        yield from _parts(item)

@@ -71,8 +71,7 @@ class Step:
     lazy: ClassVar[bool] = False
     #: It begins with noise, as many values as there are pixels, which `State.noise` gives it.
     noisy: ClassVar[bool] = False
-    #: The fused form works in a Program whose convolutions look ahead.
-    looks_ahead: ClassVar[bool] = False
+    looks_ahead: ClassVar[bool] = False  #: The fused form works in a Program whose convolutions look ahead.
     #: Its products take 8-bit operands without calibration: each row has its own scale.
     scales: ClassVar[bool] = False
     #: The result of fused execution is fp32 whatever the type of activations.
@@ -231,11 +230,6 @@ class Program:
     def scales(self) -> bool:
         """Return whether a step has products that scale 8-bit operands at run time."""
         return any(s.scales for s in self.every())
-
-    @property
-    def planes(self) -> bool:
-        """Return whether convolutions may read planes, those of Winograd form: conditioned norms do not write them."""
-        return not any(getattr(getattr(s, "norm", None), "conditioned", False) for s in self.every())
 
     @property
     def noisy(self) -> bool:

@@ -51,7 +51,7 @@ class Style:
     copies of its last frame, or zeros if `head` is zero. taps: kernel_t of 3x3 convolutions; 1: frames are independent,
     and any number of pictures make a clip. single: eager execution takes one frame at a time, so that no bit depends on
     their number. forgets: a convolution whose first call of a clip has a single frame keeps no history of it; the next
-    call begins anew."""
+    call begins anew. direct: why convolutions have no Winograd form, whatever the card ("": they may have it)."""
 
     head: Head = "replicate"
     border: Border = "zero"
@@ -59,6 +59,7 @@ class Style:
     taps: Literal[1, 3] = 3
     single: bool = False
     forgets: bool = False
+    direct: str = ""
 
     @property
     def still(self) -> bool:

@@ -15,7 +15,7 @@ from .. import log
 from ..archs import Architecture
 from ..kernels.cards import TRITON
 from ..kernels.prebuilt.driver import driver, too_old
-from ..kernels.prebuilt.errors import PrebuiltError
+from ..kernels.prebuilt.errors import PrebuiltError, WrittenError
 from ..kernels.prebuilt.launch import preload, read_ahead
 from ..kernels.prebuilt.library import SetError, library
 from ..kernels.probe import give_up, works
@@ -69,7 +69,7 @@ class Choices:
             return
         here = ways(self._device, self._walk.options.kernels)[0]  # the first choice; a component may run another
         if here.set is not None:
-            read_ahead(self._index, here.way, (_use(self._walk, half, self._mode, here) for half in halves))
+            read_ahead(self._index, here.way, (_use(self._walk, half, self._mode) for half in halves))
 
     @contextmanager
     def loading(self, half: str) -> Iterator[None]:
@@ -84,7 +84,7 @@ class Choices:
             yield
             return
         with ThreadPoolExecutor(1) as pool:
-            use = _use(self._walk, half, self._mode, here)
+            use = _use(self._walk, half, self._mode)
             loaded = pool.submit(preload, self._index, here.way, use, min(THREADS, cores()))
             yield
         loaded.result()
@@ -99,27 +99,26 @@ class Choices:
         here = self.of(half)
         return None if here is None or here.kernels else here.notes[0]
 
-    def tiles(self, half: str) -> bool:
-        """Return whether a component's convolutions in Winograd form are those in registers, in 16 bit."""
-        here = self.of(half)
-        return here is not None and here.tiles
-
     def lacks_any(self, halves: Iterable[str]) -> str | None:
         """Return the reason of the first of these components that has kernels, but none here, or None."""
         own = [half for half in halves if self._walk.why_not(half) is None or self._walk.launches(half)]
         return next((why for half in own if (why := self.lacks(half))), None)
 
     def give_up(self, half: str, error: Exception) -> bool:
-        """Stop launching kernels on this device in the way that raised `error`.
+        """Stop launching kernels on this device in the way that raised `error`, or those of the form that did.
 
         Returns:
-            True where another way runs the component from now on.
+            True where others run the component from now on.
         """
         before = self.of(half)
         give_up(self._device, error, TRITON if before is None else before.way)
         after = self.of(half)
         if before is None or after is None:
             return True
+        if isinstance(error, WrittenError):
+            if after.winograd_off and not before.winograd_off:
+                log.warn(f"{half}: direct convolutions from here on, without winograd: {after.winograd_off}")
+            return bool(after.winograd_off) and self._walk.options.winograd is True
         if after.way == before.way:
             return False
         log.warn(f"{half}: {after.words} from here on")
@@ -163,7 +162,7 @@ def lacks(walk: FusedWalk, half: str, mode: Mode, here: Target, cuda: int | None
             need a newer one. None: it is not known, or not this machine's.
     """
     model = _model(walk, half)
-    use = _use(walk, half, mode, here)
+    use = _use(walk, half, mode)
     # Notes on other ways change no kernel; without them the cache of `needs` hits.
     wanted = partial(needs, *model, replace(here, passed=()), mode.kind, mode.half_accumulate)
     try:
@@ -177,13 +176,9 @@ def lacks(walk: FusedWalk, half: str, mode: Mode, here: Target, cuda: int | None
         return str(error)
 
 
-def _use(walk: FusedWalk, half: str, mode: Mode, here: Target) -> str:
-    """Return the name of a component's kernels in the index of the set of `here`. The Winograd form in registers is in
-    no set, and runs beside the kernels of the direct form; 8-bit layers have the other one."""
-    *model, options = _model(walk, half)
-    if here.tiles and mode.kind is None:
-        options = replace(options, winograd=False)
-    return use_id(*model, options, mode.kind, mode.half_accumulate)
+def _use(walk: FusedWalk, half: str, mode: Mode) -> str:
+    """Return the name of a component's kernels in a set's index."""
+    return use_id(*_model(walk, half), mode.kind, mode.half_accumulate)
 
 
 def _cuda() -> int | None:
@@ -195,4 +190,5 @@ def _cuda() -> int | None:
 
 
 def _model(walk: FusedWalk, half: str) -> tuple[Architecture, Any, str, torch.dtype, Options]:
-    return walk.architecture, walk.config, half, walk.dtype, walk.options
+    # The Winograd form's kernels are in no set, and those of the direct form must be there: where a driver refuses it.
+    return walk.architecture, walk.config, half, walk.dtype, replace(walk.options, winograd=False)

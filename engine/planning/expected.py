@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..archs import Architecture
 from ..kernels.gpus import Gpu
+from ..network.program import Program
+from ..options import Options
 
 DATA = Path(__file__).with_name("ratio.json")
 _FORMAT = 1
@@ -55,7 +57,7 @@ class Expected:
 
 def expected(
     gpu: Gpu, architecture: Architecture, config: Any, half: str, precision: str, latents: int, height: int, width: int,
-    on: Iterable[str] = (), data: Mapping[str, Any] | None = None,
+    winograd: bool = False, data: Mapping[str, Any] | None = None,
 ) -> Expected | str:  # fmt: skip
     """Return the expected time of a clip in whole frames on a card, or why there is none.
 
@@ -65,10 +67,10 @@ def expected(
         half: "decoder" or "encoder".
         precision: one of `loader.NAMES` except "auto".
         latents, height, width: of the clip, in latent pixels.
-        on: toggles that are off by default and that the decode takes.
+        winograd: as `in_winograd` returns it.
         data: contents of `ratio.json`, None: the file's.
     """
-    found = _entry(data or _read(), gpu, architecture.name, half, precision, sorted(on))
+    found = _entry(data or _read(), gpu, architecture.name, half, precision, ["winograd"] * winograd)
     if found is None:
         return f"not timed: {architecture.name} {precision} {half} at the ratio of cards like the {gpu.name}"
     if config != architecture.published.config:
@@ -87,6 +89,12 @@ def expected(
     below, above = BARS[_KINDS.get(precision, "f32")]
     above += _SMALL_L2 if gpu.l2 <= _SMALL_MB else 0.0
     return Expected(edges[0], edges[1], frames, below, above, found["source"])
+
+
+def in_winograd(options: Options, program: Program, precision: str) -> bool:
+    """Return whether most products of a decode are in Winograd form. options: decided. precision: as `expected` takes
+    it."""
+    return options.winograd is True and precision in ("fp16", "bf16") and not program.style.direct
 
 
 def _seconds(row: Mapping[str, Any], gpu: Gpu, mhz: int, growth: tuple[float, float], late: bool) -> float:

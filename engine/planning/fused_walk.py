@@ -46,8 +46,6 @@ class FusedWalk:
         self.launched = 1
         #: lacks(half): why this machine has no kernels to run that component; None: it has them.
         self.lacks: Callable[[str], str | None] = lambda half: None
-        #: tiles(half): whether convolutions of that component in Winograd form are those in registers, in 16 bit.
-        self.tiles: Callable[[str], bool] = lambda half: False
         self._policies: dict[str, Policy] = {}
         self._sizes = functools.lru_cache(maxsize=1024)(self._dry_run)
 
@@ -73,10 +71,19 @@ class FusedWalk:
 
     def operands(self, half: str) -> Operands:
         """Return the operands that the component is packed for."""
-        # Behind conditioned norms the form in registers, which needs no planes, lost 3.3 dB in bf16 (LTX): too much.
-        winograd = self.options.winograd and self._programs[half].planes
-        return Operands(self.dtype, self._policies.get(half, EXACT), winograd=winograd,
-                        tiles=winograd and self.tiles(half))  # fmt: skip
+        winograd = self.options.winograd is True and not self._programs[half].style.direct
+        return Operands(self.dtype, self._policies.get(half, EXACT), winograd=winograd)
+
+    def no_winograd(self, half: str) -> str | None:
+        """Return why convolutions of the component are not in Winograd form although it is on; None: they are."""
+        policy = self.operands(half).policy
+        if why := self._programs[half].style.direct:
+            return why
+        if policy.kinds:
+            return "layers in 8 bit have no such kernels"
+        if policy.half_accumulate and self.dtype == torch.float16:
+            return "layers whose products are summed in fp16 have no such kernels"
+        return None if self.network(half).formed[0] else "its layers are narrower than those that have such kernels"
 
     def in_8_bit(self, half: str) -> bool:
         """Check if at least some convolutions of the component are in 8 bit."""

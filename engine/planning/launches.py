@@ -35,7 +35,6 @@ from ..network.tokens import TokenNetwork
 from ..options import Options
 from ..precision.policy import EXACT, MIN_CHANNELS, Policy, Range
 from ..runtime.context import ExecutionContext
-from ..runtime.parking import Parking
 from .fused_walk import FusedWalk
 from .meta import meta_model
 
@@ -47,8 +46,6 @@ TOKENS = (160 * 160, 200 * 200)
 #: Columns of a transformer's inputs that are rotated together, as the published file has them; fewer where they do not
 #: divide a width.
 ROTATED = (256, 64, 16, 4)
-#: All histories are parked, on the device, in low bands.
-_PARKED = Parking(None, 1 << 20, near=1 << 60)
 Schedules = Mapping[Kind, Schedule]
 _TABLES: Schedules = {}
 _OUTPUTS = (torch.float32, torch.float16, torch.uint8)
@@ -64,7 +61,7 @@ def launches(
         architecture, config: of the model.
         half: "encoder" or "decoder".
         dtype: of activations.
-        options: `composed_upsample`, `flash_attention` and `winograd` count.
+        options: `composed_upsample`, `flash_attention` and `winograd` (None: off) count.
         policy: which convolutions are in 8 bit, and how 16-bit ones are summed.
         here: the GPU and the source of its kernels.
         kind: type of a transformer's products, "fp8" or "int8"; None: the type of activations.
@@ -74,7 +71,6 @@ def launches(
         Keys of the kernels; empty where the component has no fused kernels.
     """
     walk = FusedWalk(architecture, config, dtype, options)
-    walk.tiles = lambda half: here.tiles
     with recording(here) as calls, measured(schedules, here), torch.inference_mode(False), torch.no_grad():
         if half in walk.halves:
             walk.use(half, policy)
@@ -99,11 +95,11 @@ def use_id(
         architecture, config: of the model.
         half: "encoder" or "decoder".
         dtype: of activations.
-        options: `composed_upsample`, `flash_attention` and `winograd` count.
+        options: `composed_upsample` and `flash_attention` count.
         kind: type of 8-bit operands, None: none.
         half_accumulate: 16-bit convolutions sum in fp16.
     """
-    toggles = options.composed_upsample, options.flash_attention, options.winograd
+    toggles = options.composed_upsample, options.flash_attention
     use = architecture.name, config, half, dtype, toggles, kind, half_accumulate
     return blake2b(repr(use).encode(), digest_size=8).hexdigest()
 
@@ -170,27 +166,23 @@ def _walks(walk: FusedWalk, half: str) -> Iterator[Callable[[], None]]:
     for output in _OUTPUTS if half == "decoder" else _OUTPUTS[:1]:
         yield functools.partial(one, small, output)
     yield functools.partial(one, LARGE)
-    if walk.options.winograd and not walk.architecture.still:  # parked histories are plain and become planes when used
-        yield functools.partial(one, small, parking=_PARKED)
     if network.attends > FLASH_HEAD and walk.options.flash_attention:
         for count in TOKENS:
             tokens = torch.empty(1, count, network.attends, dtype=walk.dtype, device=META)
             yield functools.partial(attention, tokens, tokens, tokens, clip=network.gathers)
 
 
-def _walk(
-    walk: FusedWalk, half: str, side: int, output: torch.dtype = torch.float32, parking: Parking | None = None
-) -> None:
+def _walk(walk: FusedWalk, half: str, side: int, output: torch.dtype = torch.float32) -> None:
     """Run a clip of two chunks, its first and its last one, without values."""
     network, a = walk.network(half), walk.architecture
     latents = 2 * walk.chunk(half)
     clip = 2 * latents if network.gathers else 0
     if isinstance(network, FusedDecoder):
-        run = network.plan(latents, side, side, a.temporal * latents, output, META, parking, clip)
+        run = network.plan(latents, side, side, a.temporal * latents, output, META, None, clip)
         _decode(network, run, [_latents(network.takes, n, side) for n in (latents, latents)], output)
     else:
         size = a.spatial * side
-        run = network.plan(latents, size, size, a.temporal * latents, META, parking, clip)
+        run = network.plan(latents, size, size, a.temporal * latents, META, None, clip)
         _encode(network, run, [_frames(network, n, size) for n in (a.frames(latents), network.every * latents)])
 
 

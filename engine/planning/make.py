@@ -11,6 +11,7 @@ import torch
 
 from ..archs import Architecture
 from ..calibration.mixed import Mixed
+from ..kernels.targets import target
 from ..network.program import Program
 from ..options import OFF, Options
 from ..precision.modes import MIXED, Mode, resolve, scaled_mode
@@ -55,7 +56,7 @@ def without_weights(
     options: Options, rates: Rates,
 ) -> tuple[Planner, Choices, str, Mode]:  # fmt: skip
     """Return a planner of a model that is not loaded, the choices of its kernels, why its fused kernels are off ("":
-    they are on), and its mode. Arguments: as for `make_planner` and `mode_of`."""
+    they are on), and its mode. Arguments: as for `make_planner` and `mode_of`; options: `decided`."""
     here = architecture.name, config, dtype, device
     switched = switched_off(options)
     exact = why_no_8_bit(architecture.programs(config), dtype, switched or why_off(*here, True, False, options.kernels))
@@ -66,8 +67,14 @@ def without_weights(
         lambda: Torch.on(device, dtype, options.tf32), rates,
     )
     choices = Choices(planner.walk, device, mode, probe=False)
-    planner.walk.lacks, planner.walk.tiles = choices.lacks, choices.tiles
+    planner.walk.lacks = choices.lacks
     return planner, choices, off or "", mode
+
+
+def decided(options: Options, device: torch.device) -> Options:
+    """Return `Options.decided` for a device; for a GPU that is not here as for a CPU."""
+    there = device if device.type != "cuda" or torch.cuda.is_available() else "cpu"
+    return options.decided(target(there, options.kernels))
 
 
 def mode_of(

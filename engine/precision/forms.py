@@ -41,14 +41,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Operands:
-    """The forms of all convolutions of a network whose activations are `dtype`. winograd: use the Winograd form of
-    planes where a convolution supports it; tiles: in 16 bit the one in registers instead (`Target.tiles`). `packed`
-    caches packed weights, for networks that differ in a few convolutions."""
+    """The forms of all convolutions of a network whose activations are `dtype`. winograd: use the Winograd form where a
+    convolution supports it. `packed` caches packed weights, for networks that differ in a few convolutions."""
 
     dtype: torch.dtype
     policy: Policy = EXACT
     winograd: bool = field(default=False, kw_only=True)
-    tiles: bool = field(default=False, kw_only=True)
     packed: dict[tuple[str, Form], Any] = field(default_factory=dict)
 
     def form(self, key: str, normed: bool = True) -> Form:

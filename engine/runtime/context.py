@@ -18,11 +18,11 @@ from .buffers import Buffer
 from .history import split_rows
 from .memory import Call, Memory, Visit
 from .parking import BAND_ROWS, Parked
-from .planes import COPY, as_read, frame_of, from_plain, planes_of_band, straight
 from .rings import Plane, Ring
 from .weights import Attention, Conv, Output
 
 _PLAIN = Geometry()
+COPY = Norm("none")
 #: Bytes of a picture's rows as a convolution reads them, unless the plan sets them. 1024x1024 with 256 channels in 16
 #: bit take 515 MiB.
 BAND_BYTES = 640 << 20
@@ -84,14 +84,12 @@ class ExecutionContext(Memory):
                 free(i)
             target, added = i.rows(out, factor), None if residual is None else i.rows(residual, factor)
             frames = []
-            with self.arena.scope():
-                data = as_read(self, conv, i.data)
-                for weight, a, b, later in pieces or conv.weight.pieces(first, out.shape[0]):
-                    frames.append(self.product(
-                        conv, data, target[a:b], weight=weight, geometry=i.geometry, groups=groups, pixels=pixels,
-                        residual=None if added is None else added[a:b], first=frame,
-                        start=(i.start + a + skip + later) % data.shape[0],
-                    ))  # fmt: skip
+            for weight, a, b, later in pieces or conv.weight.pieces(first, out.shape[0]):
+                frames.append(self.product(
+                    conv, i.data, target[a:b], weight=weight, geometry=i.geometry, groups=groups, pixels=pixels,
+                    residual=None if added is None else added[a:b], first=frame,
+                    start=(i.start + a + skip + later) % i.data.shape[0],
+                ))  # fmt: skip
             parts.append(self.joined(frames, 0))
         if self.walk.open:
             weight = pieces[0][0] if pieces else conv.weight
@@ -261,8 +259,7 @@ class ExecutionContext(Memory):
         # A convolution that looks ahead also computes the frame before the clip's first one, which is not a result.
         late = int(bool(self.after) and starts and conv.history > 0)
         plane = (h + 2, w + 2, padded_channels(c, conv.dtype))
-        planes = conv.weight.winograd
-        store = Store(norm is not COPY, self.border, conv.scale, conv.gain, rounded=planes)
+        store = Store(norm is not COPY, self.border, conv.scale, conv.gain)
         work, times = d * h * w // math.prod(geometry.stride) * conv.weight.flops_per_position, self.walk.repeats
         if self.walk.open:
             self.most[conv.key] = max(self.most.get(conv.key, 0), d)
@@ -272,48 +269,32 @@ class ExecutionContext(Memory):
             yield from self._bands(conv, x, norm, coefs, store, plane, rows, geometry, behind)
             return
         if not (conv.history and self.parked.parking.holds(conv.key)):
-            frame = frame_of(conv, plane)
-            ring = self.rings.setdefault((plane, frame, conv.dtype), Ring(frame, conv.dtype))
+            ring = self.rings.setdefault((plane, conv.dtype), Ring(plane, conv.dtype))
             if self.dry:
                 ring.join(conv.key, conv.history, d)
                 return
             start, slot = ring.place(conv.key, d, bool(self.after))
-            plain = None
             if x.shape[0]:
-                plain = self.write(x, norm, ring.data, store, coefs, slot=slot)
+                self.write(x, norm, ring.data, store, coefs, slot=slot)
             ring.begin(conv.key, self.head, start)
             if d > x.shape[0]:
                 self._follow(ring.data, slot + x.shape[0])
             if self.watch is not None:
-                seen = plain if planes else frames_of(ring.data, slot, d)
-                if seen is not None:
-                    self.watch(conv, seen[:, 1:-1, 1:-1, :c])
+                self.watch(conv, frames_of(ring.data, slot, d)[:, 1:-1, 1:-1, :c])
             yield Input(ring.data, (start + late) % ring.slots, geometry, 0, rows)
             return
         parked, kernel = self.parked, conv.weight.kernel[1]
         reach = geometry.origin[0] + kernel + int(conv.weight.shifted)
         waiting: deque[tuple[Input, Buffer]] = deque()
         size = conv.history, d, rows, geometry.stride[1], reach
-        direct = straight(self, conv, behind)
-        visits = min(d, conv.history) if direct else d
         for band in parked.bands(conv.key, plane, conv.dtype, *size, work, times, starts):
             here = replace(geometry, first_row=band.first, frame_rows=rows)
             if self.dry:
-                if not (direct and parked.stays(conv.key, band)):
-                    parked.note(conv.key, band, visits)
-                with self.arena.scope():
-                    shape = conv.history + d, band.bottom - band.top, *plane[1:]
-                    as_read(self, conv, torch.empty(shape, dtype=conv.dtype, device="meta"))
-                continue
-            if direct:
-                with self.arena.scope():
-                    data = planes_of_band(self, conv, x, norm, store, coefs, band, plane)
-                    yield Input(data, late, here, band.first, band.last)
+                parked.note(conv.key, band, d)
                 continue
             buffer = parked.enter(conv.key, band, d)
             if x.shape[0]:
-                self.attempt(norm_act, x, norm, buffer.view, slot=conv.history, store=store, coefs=coefs,
-                             first=band.top, health=self.health)  # fmt: skip
+                self.write(x, norm, buffer.view, store, coefs, slot=conv.history, first=band.top)
             parked.arrive(buffer, self.head)
             if d > x.shape[0]:
                 self._follow(buffer.view, conv.history + x.shape[0])
@@ -326,28 +307,19 @@ class ExecutionContext(Memory):
     def write(
         self, x: Tensor, norm: Norm, data: Tensor, store: Store, coefs: Tensor | None, *, slot: int = 0,
         first: int | None = None,
-    ) -> Tensor | None:  # fmt: skip
-        """Write x, normalised, into `data`; into planes by way of a plain buffer if x is watched.
+    ) -> None:  # fmt: skip
+        """Write x, normalised, into `data`.
 
         Args:
             x: [D, H, W, C].
             norm: norm of x.
-            data: frames, or planes in 5 dimensions.
+            data: frames [slots, H + 2, W + 2, C].
             store: how values are stored.
             coefs: result of `coefficients_of`.
             slot: first slot of `data` to write.
             first: first bordered row that `data` holds, if it holds only a band.
-
-        Returns: the plain form of it, if there is one.
         """
-        planes, plain = data.dim() == 5, None
-        if planes and self.watch is not None:
-            plain = data.new_empty(x.shape[0], data.shape[2], x.shape[2] + 2, data.shape[4])
-        out, at = (data, slot) if plain is None else (plain, 0)
-        self.attempt(norm_act, x, norm, out, slot=at, first=first, store=store, coefs=coefs, health=self.health)
-        if plain is not None:
-            from_plain(self, plain, data, slot)
-        return plain if planes else data
+        self.attempt(norm_act, x, norm, data, slot=slot, first=first, store=store, coefs=coefs, health=self.health)
 
     def _bands(
         self, conv: Conv, x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, plane: Plane, rows: int,
@@ -366,15 +338,15 @@ class ExecutionContext(Memory):
             height = (room // line - reach) // geometry.stride[1] + 1
         bands = list(split_rows(rows, geometry.stride[1], reach, max(height // BAND_ROWS, 1) * BAND_ROWS))
         with self.arena.scope():
-            size = d * math.prod(frame_of(conv, (max(b.bottom - b.top for b in bands), *plane[1:])))
+            size = d * max(b.bottom - b.top for b in bands) * math.prod(plane[1:])
             memory = [self.arena.take((size,), conv.dtype) for _ in bands[: behind + 1]]
             waiting: deque[Input] = deque()
             for i, band in enumerate(bands if not self.dry else ()):
-                shape = (d, *frame_of(conv, (band.bottom - band.top, *plane[1:])))
+                shape = d, band.bottom - band.top, *plane[1:]
                 data = memory[i % len(memory)][: math.prod(shape)].view(shape)
-                plain = self.write(x, norm, data, store, coefs, first=band.top)
+                self.write(x, norm, data, store, coefs, first=band.top)
                 if self.watch is not None:
-                    self.watch(conv, plain[:, 1:-1, 1:-1, :c])
+                    self.watch(conv, data[:, 1:-1, 1:-1, :c])
                 here = replace(geometry, first_row=band.first, frame_rows=rows)
                 waiting.append(Input(data, 0, here, band.first, band.last))
                 if len(waiting) > behind:

@@ -93,10 +93,6 @@ class Delay:
         self.waiting = rest.shape[0]
         self.data[: self.waiting].copy_(rest)
 
-    def frame(self, key: str) -> tuple[int, int, int]:
-        """Return the shape of a frame, as `Ring.frame`."""
-        return self.shape
-
     def history(self, key: str) -> list[Piece]:
         """Return the waiting frames, as `Ring.history`."""
         return [Piece(i, 0, self.data[i]) for i in range(self.waiting)]

@@ -54,17 +54,11 @@ def hand_over(run: ExecutionContext) -> Handover | None:
     return Handover(run.done.copy(), histories, None if run.gathered is None else run.gathered.cpu())
 
 
-def take_over(run: ExecutionContext, clip: Handover) -> bool:
+def take_over(run: ExecutionContext, clip: Handover) -> None:
     """Go on with `clip` in an ExecutionContext of the same frame size and type, whatever its chunks and parking.
 
     Each history is freed as soon as the ExecutionContext has its copy.
-
-    Returns: True, or False without a change if a history is stored in planes here and plain there (`Memory.rings`).
-    Neither can be made of the other, so the clip begins anew.
     """
-    if any(tuple(clip.histories[key].shape[1:]) != holder.frame(key)
-           for holder, key in run.holders() if key in clip.histories):  # fmt: skip
-        return False
     run.restart()
     run.done.update(clip.done)
     if clip.gathered is not None:
@@ -73,4 +67,3 @@ def take_over(run: ExecutionContext, clip: Handover) -> bool:
         if key in clip.histories:
             holder.adopt(key, clip.histories.pop(key))
     run.between = True  # only now: if memory runs out before, half a clip is not handed over as a whole one
-    return True

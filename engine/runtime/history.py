@@ -175,45 +175,6 @@ class History:
         """Return the slot of a frame, counted from the oldest one."""
         return 0 if self.same else (self.oldest + frame) % self.frames
 
-    def stays(self, band: Band) -> bool:
-        """Check whether all rows of `band` wait on the GPU."""
-        return bool(self.stretches) and all(self.stretch(part).near for part in band.parts or (band,))
-
-    def held(self, band: Band) -> list[Tensor]:
-        """Return the frames [n, rows, W + 2, C] of a band that stays on the GPU, oldest first.
-
-        They come in as few tensors as possible; in none before the clip's first pass."""
-        if not self.started:
-            return []
-        data = self.stretch(band).data
-        if not self.oldest and not self.same:
-            return [data]
-        return [data[self.slot(i)][None] for i in range(self.frames)]
-
-    def keep(self, band: Band, count: int, head: str) -> list[tuple[Band, Tensor, int]]:
-        """Reserve the place for the new frames of a pass over a band on the GPU, of a history of two frames.
-
-        Args:
-            band: the band; the last one ends the pass.
-            count: new frames, 2 at most.
-            head: as in Memory.
-
-        Returns: for each part of the band (rows, frames [2, rows, W + 2, C], slot of the first new frame).
-        """
-        kept, first = self.fresh(self.frames + count)
-        same = count == 1 and not self.started and head == "replicate"
-        slot = 0 if same else first + kept - count
-        targets = []
-        for part in band.parts or (band,):
-            data = self.stretch(part).data
-            if not self.started and not same:
-                data[:slot].zero_()  # count is 2, or zeros precede the clip
-            targets.append((part, data, slot))
-        if band.last == self.bands[-1].last:
-            self.oldest = 0 if same else (slot + count) % self.frames
-            self.started, self.same = True, same
-        return targets
-
     def pieces(self) -> Iterator[Piece]:
         """Yield every row of every frame once, in order, in its place."""
         ends = [b.stored for b in self.bands[:-1]] + [self.plane[0]]

@@ -18,7 +18,7 @@ from .arena import ALIGN, Arena
 from .delay import Delay
 from .parking import Parked, Parking
 from .pressure import out_of_memory
-from .rings import Frame, Plane, Ring
+from .rings import Plane, Ring
 from .walk import Walk
 from .weights import Conv
 
@@ -82,10 +82,7 @@ class Memory:
         #: From the dry run: stages, by the number that follow, after which all frames of a chunk go on at once.
         self._joined: dict[int, bool] = {}
         self.arena = Arena()
-        #: By the shape of a plain frame, the shape in which it is stored, and the type. Input of a convolution in
-        #: Winograd form is stored as planes, twice the bytes: making them of a plain history at each step would take
-        #: longer than their products save. Parked histories are plain, and planes are made of each band that visits.
-        self.rings: dict[tuple[Plane, Frame, torch.dtype], Ring] = {}
+        self.rings: dict[tuple[Plane, torch.dtype], Ring] = {}
         self.parked = Parked(parking or _RESIDENT, device)
         self.walk = Walk()
         #: Frames that each stage and each convolution has taken in so far.
@@ -350,7 +347,7 @@ class Memory:
 
     def advance(self, h: int, w: int) -> None:
         """Note that every convolution at this resolution has got the pass's frames."""
-        for (plane, *_), ring in self.rings.items():
+        for (plane, _), ring in self.rings.items():
             if plane[:2] == (h + 2, w + 2):
                 ring.advance(moved=not self.dry)
 

@@ -211,10 +211,6 @@ class Parked:
         """Return the keys of all convolutions whose history waits here."""
         return list(self._histories)
 
-    def frame(self, key: str) -> Plane:
-        """Return the shape of a frame of its history."""
-        return self._histories[key].plane
-
     def history(self, key: str) -> list[Piece]:
         """Return the last frames that `key` keeps, in order. Empty before its clip's first pass."""
         history = self._histories[key]
@@ -232,24 +228,6 @@ class Parked:
         history.started, history.same, history.oldest = True, False, 0
         if self._aside:
             history.stored = torch.cuda.current_stream(self.device).record_event()
-
-    # -- bands that stay on the GPU and need no buffer ---------------------------------------------------------------
-
-    def begins(self, key: str) -> bool:
-        """Check whether this is its clip's first pass."""
-        return not self._histories[key].started
-
-    def stays(self, key: str, band: Band) -> bool:
-        return self._histories[key].stays(band)
-
-    def held(self, key: str, band: Band) -> list[Tensor]:
-        return self._histories[key].held(band)
-
-    def keep(self, key: str, band: Band, count: int, head: str) -> list[tuple[Band, Tensor, int]]:
-        history = self._histories[key]
-        if self._aside and band.last == history.bands[-1].last:
-            history.stored = self._out.record_event()
-        return history.keep(band, count, head)
 
     # -- one use ---------------------------------------------------------------------------------------------------
 

@@ -12,15 +12,13 @@ from .arena import ALIGN
 
 #: Bordered rows, bordered columns and channels of a convolution's input.
 Plane = tuple[int, int, int]
-#: Stored shape of a frame: a Plane, or the planes of a convolution in Winograd form [4, H + 2, pairs, C].
-Frame = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Piece:
     """Bordered rows [first, first + len(rows)) of one frame of a history, in their place: [rows, W + 2, C].
 
-    Frame 0 is the oldest one. A piece of planes is the whole frame [4, H + 2, pairs, C]."""
+    Frame 0 is the oldest one."""
 
     frame: int
     first: int
@@ -28,7 +26,7 @@ class Piece:
 
 
 class Ring:
-    """Bordered frames [slots, H + 2, W + 2, C], or their planes, shared by all convolutions of one shape.
+    """Bordered frames [slots, H + 2, W + 2, C], shared by all convolutions of one shape.
 
     Each convolution owns its history, the last frames it has read. `frames` more slots are free and lie after the
     history of the convolution whose turn it is: it writes its new frames there and reads on from its history. The slots
@@ -36,7 +34,7 @@ class Ring:
     order. So n convolutions need n histories and `frames` slots, nothing is ever copied, and after a pass the free
     slots are back where the first one needs them. Only the last one may take the pass's frames in several calls."""
 
-    def __init__(self, plane: Frame, dtype: torch.dtype) -> None:
+    def __init__(self, plane: Plane, dtype: torch.dtype) -> None:
         self.plane = plane
         self.dtype = dtype
         self.frames = 0
@@ -114,10 +112,6 @@ class Ring:
         if moved:
             self._position = (self._position + frames) % self.slots
 
-    def frame(self, key: str) -> Frame:
-        """Return the shape of a frame of its history."""
-        return self.plane
-
     def history(self, key: str) -> list[Piece]:
         """Return, between passes, the last frames that `key` keeps, in order. Empty before its clip's first pass."""
         if key not in self._started:
@@ -174,7 +168,7 @@ def fill_head(data: Tensor, slots: list[int], head: str) -> None:
     """Fill all `slots` but the last with a causal convolution's input before a clip.
 
     Args:
-        data: [slots, ...], frames or planes.
+        data: [slots, H + 2, W + 2, C].
         slots: those of a history, and then that of the clip's first frame.
         head: "replicate" for copies of that frame, or "zero" for zeros.
     """

@@ -16,7 +16,6 @@ from ..kernels.norm_act import Norm, Store, coefficients
 from .context import COPY, ExecutionContext
 from .memory import Visit
 from .parking import BAND_ROWS
-from .planes import frame_of
 from .weights import Conv
 
 #: Most rows of the frame that a convolution makes at once. The next convolution stays one block of sums later, so that
@@ -175,10 +174,10 @@ def _band(
         run.visits.setdefault(conv.key, Visit(conv.history)).work += run.walk.repeats * work
     with run.arena.scope():
         plane = end - first + 2, width + 2, padded_channels(c, conv.dtype)
-        data = run.arena.take((1, *frame_of(conv, plane)), conv.dtype)
+        data = run.arena.take((1, *plane), conv.dtype)
         if run.dry:
             return None
-        store = Store(layer.norm is not COPY, run.border, conv.scale, conv.gain, rounded=conv.weight.winograd)
+        store = Store(layer.norm is not COPY, run.border, conv.scale, conv.gain)
         run.write(x[:, a - top : b - top], layer.norm, data, store, coefs, first=first - a)
         return run.product(conv, data, out, geometry=Geometry(first_row=first, frame_rows=height),
                            groups=layer.groups, residual=residual)  # fmt: skip

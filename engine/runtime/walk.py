@@ -44,11 +44,11 @@ class Walk:
              weight: Weight | None = None) -> Partials | None:  # fmt: skip
         """Return a stand-in for the sums of `out` [D, H, W, K], which counts as long as it is referenced.
 
-        phases: as for `sums_bytes`. weight: of the convolution that makes them, if it has a Winograd form."""
+        phases: as for `sums_bytes`. weight: of the convolution that makes them."""
         if not groups:
             return None
-        planes, tiles = (False, False) if weight is None else (weight.winograd, weight.tiles)
-        return self._stand_in(sums_bytes(tuple(out.shape), groups, phases, planes, tiles))
+        tiles = weight is not None and weight.tiles
+        return self._stand_in(sums_bytes(tuple(out.shape), groups, phases, tiles))
 
     def joined(self, parts: list[Partials | None], count: int, first: int) -> Partials | None:
         """Return a stand-in for the sums of `count` frames, given those of parts, the first of `first` frames."""

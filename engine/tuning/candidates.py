@@ -6,12 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule, fit
-from ..kernels.conv3d.schedules import pick as direct
+from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule, fit, pick
 from ..kernels.conv3d.tuned import Kind
 from ..kernels.conv3d.types import HALF_DEPTH
-from ..kernels.conv3d.winograd.schedules import WIDTH
-from ..kernels.conv3d.winograd.schedules import pick as winograd
 from ..kernels.targets import Target
 
 #: Neighbouring tiles that share a weight tile: where the outputs fit one tile or tiles are few, where they take
@@ -22,10 +19,8 @@ GROUPS = (1, 16, 64)
 def table(target: Target, kind: Kind) -> Schedule:
     """Return the schedule that runs where nothing is tuned."""
     frame = (1, 1) if kind.small else (1, SMALL_PLANE)
-    if kind.form == "winograd":
-        return winograd(target, kind.dtype, kind.channels, kind.outputs, frame, kind.sums)
     share = target.mma_sync and not kind.strided and kind.accumulate in ("f32", "i32")
-    return direct(target, kind.dtype, kind.channels, kind.outputs, frame, kind.phases, kind.row, kind.sums, share)
+    return pick(target, kind.dtype, kind.channels, kind.outputs, frame, kind.phases, kind.row, kind.sums, share)
 
 
 def candidates(target: Target, kind: Kind) -> list[Schedule]:
@@ -36,14 +31,14 @@ def candidates(target: Target, kind: Kind) -> list[Schedule]:
     first = table(target, kind)
     deep = first.depth
     made = []
-    for shape in _winograd(target, kind) if kind.form == "winograd" else _direct(target, kind):
+    for shape in _shapes(target, kind):
         several = kind.outputs > shape.columns and not kind.small
         one = replace(shape, group=GROUPS[2 if kind.phases > 1 else int(several)])
-        one = fit(one, kind.channels, kind.outputs, kind.row if kind.form == "direct" else 1)
+        one = fit(one, kind.channels, kind.outputs, kind.row)
         # With a second tile, wide 8-bit steps leave registers for quarters only.
         made.append(replace(one, slices=4) if one.tail and kind.dtype.itemsize == 1 else one)
     deepest = HALF_DEPTH if kind.accumulate == "f16" and kind.dtype.itemsize == 1 else max(deep, 128)
-    lowest = 64 if kind.small or kind.form == "winograd" else 128
+    lowest = 64 if kind.small else 128
     narrowest = min(16, max(kind.outputs // 4, 1))
     # int8 on sm_100 leaves no registers for a second tile, except in the table's own pairs.
     if kind.dtype == torch.int8 and target.sm >= 100:
@@ -53,7 +48,7 @@ def candidates(target: Target, kind: Kind) -> list[Schedule]:
     return list(dict.fromkeys([first, *fits]))
 
 
-def _direct(target: Target, kind: Kind) -> list[Schedule]:
+def _shapes(target: Target, kind: Kind) -> list[Schedule]:
     half = kind.dtype.itemsize == 2
     if target.sm >= 100 and target.shared_kib > 128:  # sums have their own memory
         d = 64 if half else 128
@@ -80,15 +75,3 @@ def _direct(target: Target, kind: Kind) -> list[Schedule]:
     if kind.small and kind.phases == 1:
         made += [Schedule(64, 128, d, 4, 3), Schedule(64, 64, d, 4, 4)]
     return made
-
-
-def _winograd(target: Target, kind: Kind) -> list[Schedule]:
-    if kind.outputs % WIDTH:  # these run in one and a half tiles; candidates would spill
-        return []
-    half = kind.dtype.itemsize == 2
-    if target.shared_kib > 128 and target.tma:
-        d = 64 if half else 128
-        made = [Schedule(128, 64, d, 8, 3, slices=4), Schedule(64, 128, d, 4, 3, slices=4)]
-        return made if target.sm < 100 else made[:1]
-    d = 32 if half else 64
-    return [Schedule(64, 64, d, 4, 3), Schedule(64, 64, d, 8, 3)]

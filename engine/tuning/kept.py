@@ -32,7 +32,7 @@ from ..system.hardware import no_window
 from ..system.writing import write_json
 from .candidates import candidates
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ LEAST = 0.005
 class Layer:
     """A kind of layer and the call that has most of its work.
 
-    share: of all work in a chunk, at the size where it is largest. kernel, folded and shifted: of its weight. mix: its
-    planes have scales. The other fields are as in `Call`."""
+    share: of all work in a chunk, at the size where it is largest. kernel, folded and shifted: of its weight. The
+    other fields are as in `Call`."""
 
     kind: Kind
     share: float
@@ -32,7 +32,6 @@ class Layer:
     phases: tuple[int, int, int]
     folded: int
     shifted: bool
-    mix: bool
     stride: tuple[int, int, int]
     origin: tuple[int, int]
     frames: int
@@ -93,7 +92,7 @@ def _layer(call: Call, target: Target) -> Layer:
     dtype = weight.data.dtype
     kind = Kind.of(weight, target.accumulate(dtype, call.half_accumulate), call.frame, geometry, call.groups)
     return Layer(
-        kind, 0.0, weight.kernel, weight.phases, weight.folded, weight.shifted, weight.mix is not None,
+        kind, 0.0, weight.kernel, weight.phases, weight.folded, weight.shifted,
         geometry.stride, geometry.origin, max(call.frames, 1), call.frame, call.groups, call.residual,
         call.half_accumulate, call.bias, str(call.out).removeprefix("torch."),
     )  # fmt: skip

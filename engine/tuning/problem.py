@@ -9,13 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, buffer_shape
-from ..kernels.conv3d import dispatch as direct
+from ..kernels.conv3d import Epilogue, Geometry, Partials, Weight, dispatch
 from ..kernels.conv3d.reference import conv3d as reference
 from ..kernels.conv3d.schedules import ROW_BLOCK, Schedule
 from ..kernels.conv3d.types import quantise_rows
-from ..kernels.conv3d.winograd import launch as planes
-from ..kernels.conv3d.winograd.planes import PLANES
 from ..kernels.targets import Target
 from .layers import Layer
 
@@ -47,9 +44,7 @@ class Problem:
     def launch(self, target: Target, schedule: Schedule) -> Partials | None:
         """Launch the call as in the middle of a clip."""
         call = self.x, self.weight, self.out, self.geometry, self.epilogue, self.start
-        if self.weight.winograd:
-            return planes.launch(*call, target, schedule)
-        return direct.launch(*call, 2, target, schedule)
+        return dispatch.launch(*call, 2, target, schedule)
 
     def reference(self, out: Tensor) -> Partials | None:
         return reference(self.x, self.weight, out, self.geometry, self.epilogue, self.start, 2)
@@ -85,25 +80,18 @@ def problem(layer: Layer, device: torch.device, generator: torch.Generator | Non
     kind, (h, w), (kt, kh, kw) = layer.kind, layer.frame, layer.kernel
     pt, py, px = layer.phases
     sets = math.prod(layer.phases) * max(layer.folded, 1)
-    many = PLANES if kind.form == "winograd" else 1
     values = _values(device, generator)
     spread = (kt * kh * kw * kind.channels) ** -0.5
-    columns = kt * kh * (1 if kind.form == "winograd" else kw) * kind.channels
+    columns = kt * kh * kw * kind.channels
     if device.type == "meta":
-        rows = values(sets * many * kind.outputs, columns).to(kind.dtype)
+        rows = values(sets * kind.outputs, columns).to(kind.dtype)
         scale = values(sets * kind.outputs) if kind.dtype.itemsize == 1 else None
     else:
-        rows, scale = quantise_rows(spread * values(sets * many * kind.outputs, columns), kind.dtype, kind.channels)
-        if scale is not None and many > 1:  # one for all planes of an output
-            scale = scale[: kind.outputs].contiguous()
-    mix = values(2, kind.outputs).abs() if layer.mix else None
-    weight = Weight(rows, kind.channels, kind.outputs, layer.kernel, scale, layer.phases, layer.shifted, layer.folded,
-                    winograd=kind.form == "winograd", mix=mix)  # fmt: skip
+        rows, scale = quantise_rows(spread * values(sets * kind.outputs, columns), kind.dtype, kind.channels)
+    weight = Weight(rows, kind.channels, kind.outputs, layer.kernel, scale, layer.phases, layer.shifted, layer.folded)
     st, sh, sw = layer.stride
     slots = (layer.frames - 1) * st + kt + 1  # a ring of one more, so that it wraps around
     plane = (h * sh + 2, w * sw + 2, kind.channels)
-    if kind.form == "winograd":
-        plane = buffer_shape(h, w, kind.channels)
     x = torch.empty(slots, *plane, dtype=kind.dtype, device=device)
     for slot in x if device.type != "meta" else ():  # all slots at once would make copies in wider types
         slot.copy_(_operand(values(*plane, dtype=_DRAWN.get(kind.dtype, torch.float16)), kind.dtype))
@@ -167,4 +155,4 @@ def _bytes(layer: Layer) -> int:
     st, sh, sw = layer.stride
     read = ((layer.frames - 1) * st + layer.kernel[0] + 1) * h * sh * w * sw * kind.channels * kind.dtype.itemsize
     made = layer.frames * math.prod(layer.phases) * h * w * kind.outputs * 2 * (1 + layer.residual)
-    return read * (2 if kind.form == "winograd" else 1) + made
+    return read + made

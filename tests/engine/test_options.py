@@ -18,7 +18,7 @@ FUSED_ONLY = {"composed_upsample", "cuda_graphs", "async_offload", "winograd"}
 
 def test_defaults_are_exact():
     off = {name for name in TOGGLES if getattr(DEFAULTS, name) is False}
-    assert off == {"fp8", "tf32", "cudnn_benchmark", "winograd"}
+    assert off == {"fp8", "tf32", "cudnn_benchmark"}
     assert DEFAULTS.min_db == 0
 
 
@@ -75,7 +75,7 @@ def test_what_a_run_does_not_use(monkeypatch):
     assert set(tiles) == {"tf32", "triton_fusion", *FUSED_ONLY}
     plain = unused(DEFAULTS.switched(off=TOGGLES), reasons, torch.float16, fused=False)
     assert plain == {name: toggle.off(name) for name, toggle in TOGGLES.items()}
-    assert plain["cuda_graphs"] == OFF and plain["winograd"].startswith(f"{BY_DEFAULT}: ")
+    assert plain["cuda_graphs"] == OFF and plain["winograd"] == OFF
     for fused, dtype in itertools.product((True, False), (torch.float16, torch.float32)):
         untouched = unused(DEFAULTS, unavailable(CUDA, dtype, None), dtype, fused=fused)
         assert untouched["tf32"].startswith(BY_DEFAULT), untouched

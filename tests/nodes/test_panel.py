@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -403,7 +404,7 @@ def test_values_below_0_are_called_so(name, text):
 
 
 def test_winograd_takes_more(monkeypatch):
-    """Switched on, histories on the GPU have its form; the panel asks with `on`."""
+    """Switched on, weights have its form; the panel asks with `on`."""
     monkeypatch.setattr(make, "why_off", lambda *_: None)
     monkeypatch.setattr(loader, "auto_precision", lambda *_: "fp16")
     gpu = Machine(torch.device("cuda", 0), 64 * GIB, 64 * GIB)
@@ -428,4 +429,7 @@ def test_expected_seconds_of_cards_whose_time_can_be_computed(monkeypatch, card,
         assert found == {}
         return
     assert 10 * batch < found["expected_low_s"] < found["expected_high_s"] < 25 * batch
+    form = replace(DEFAULTS, winograd=True)
+    on = expected_facts(torch.device("cuda", 0), architecture, config, "fp16", size, batch, form)
+    assert 7 * batch < on["expected_low_s"] < 0.7 * found["expected_low_s"]
     assert expected_facts(torch.device("cpu"), architecture, config, "fp16", size, batch, DEFAULTS) == {}

@@ -112,10 +112,18 @@ def test_reasons_of_toggles_are_known_in_chinese(monkeypatch):
         said |= {toggle.here(options.Place(device, dtype, None)) for toggle in TOGGLES.values()}
     asked = [options.DEFAULTS, options.DEFAULTS.switched(off=["channels_last_3d"])]
     for dtype, fused, chosen in itertools.product(types, (True, False), asked):
-        said |= {toggle.walk(options.Walk(chosen, dtype, fused)) for toggle in TOGGLES.values()}
+        said |= {toggle.walk(options.Walk(chosen, dtype, fused, False)) for toggle in TOGGLES.values()}
     said = {reason for reason in said if reason and not reason.startswith("card ")}
     assert len(said) > 8
     assert [text for text in said if text not in known and re.sub(r"\d+(\.\d+)?", "#", text) not in known] == []
+
+
+def test_saved_values_of_the_winograd_switch(optimize):
+    """On is every card's; off, as all workflows were saved that did not ask for it, is what the table of cards says."""
+    (widget,) = (one for one in inputs(optimize) if one.id == "winograd")
+    assert widget.options["default"] is False
+    made = importlib.import_module("zerowaste_vae.nodes.widgets").options_from
+    assert [made(winograd=value).winograd for value in (True, False)] == [True, None] and made() == options.DEFAULTS
 
 
 def test_widgets_say_what_the_engine_says(optimize):

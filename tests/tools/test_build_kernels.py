@@ -229,7 +229,7 @@ def test_every_test_of_single_kernels_is_launched_without_values(tool, monkeypat
     monkeypatch.setattr(sys, "path", list(sys.path))
     known = wanted.DIRECT
     for module, names in known.items():
-        for name in names or ("test_norm_act", "test_conv3d", "test_planes", "test_to_pixels"):
+        for name in names or ("test_norm_act", "test_conv3d", "test_to_pixels"):
             monkeypatch.setattr(wanted, "DIRECT", {module: (name,)})
             for form in "AC":
                 assert wanted.of_kernel_tests(wanted.card(form)), (name, form)
@@ -242,7 +242,7 @@ def test_every_test_of_single_kernels_is_launched_without_values(tool, monkeypat
 def test_what_a_half_asks_for_is_covered(tool, compiler, tmp_path):
     """As it is named where it runs; other sizes are not, and are walked there."""
     from zerowaste_vae.engine.archs import by_name
-    from zerowaste_vae.engine.options import DEFAULTS, Options
+    from zerowaste_vae.engine.options import DEFAULTS
     from zerowaste_vae.engine.planning.launches import use_id
 
     tool.build(tmp_path, ["A"], FEW, map)
@@ -256,7 +256,7 @@ def test_what_a_half_asks_for_is_covered(tool, compiler, tmp_path):
     for way, (usual, every) in walk.items():
         if there.covers("A", way.ids()[0]):
             texts = there.texts("A", way.ids()[0])
-            ready = usual if way.options == Options() else ()
+            ready = usual if way.options == sys.modules["kernels_wanted"].TOGGLES[0] else ()
             assert sorted(text.ptx for text in texts) == sorted(there.kernel("A", one).ptx for one in ready)
             assert usual <= every
     assert there.texts("A", use[4]) == []

@@ -19,7 +19,7 @@ import torch
 from ...errors import InputError
 from ...kernels import launching
 from ...kernels.cards import card
-from ...kernels.gpus import GPUS, Found, Gpu, find
+from ...kernels.gpus import GPUS, WINOGRAD, Found, Gpu, find
 from ...kernels.prebuilt import launch
 from ...kernels.prebuilt.driver import driver
 from ...kernels.prebuilt.keys import SOURCES, Key
@@ -114,6 +114,7 @@ class Ratio:
         # Kernels are loaded when they are launched: those of other sizes would have to be assembled, too.
         driving.load, sets.entry, sets.texts = loaded, held, lambda *_: []
         try:
+            chosen = replace(chosen, winograd=WINOGRAD[self.gpu.rates])
             with standing_in(chosen):
                 yield chosen
         finally:

@@ -4,7 +4,6 @@ from .dispatch import conv3d
 from .reference import frames_of
 from .schedules import sums_bytes
 from .types import Balance, Epilogue, Geometry, Partials, Pixels, Weight, pack_weight, padded_channels
-from .winograd import buffer_shape, pack_planes
 from .winograd2d import pack_tiles
 
 __all__ = [
@@ -14,10 +13,8 @@ __all__ = [
     "Partials",
     "Pixels",
     "Weight",
-    "buffer_shape",
     "conv3d",
     "frames_of",
-    "pack_planes",
     "pack_tiles",
     "pack_weight",
     "padded_channels",

@@ -17,8 +17,6 @@ from .arguments import accumulation, finish
 from .schedules import ROW_BLOCK, Schedule, pick
 from .tuned import chosen
 from .types import Epilogue, Geometry, Partials, Weight, stat_span
-from .winograd import launch as winograd
-from .winograd.planes import pairs_of
 from .winograd2d import launch as tiles
 
 _OPERANDS = (torch.float32, torch.float16, torch.bfloat16, FP8, torch.int8)
@@ -32,8 +30,7 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAI
 
     Args:
         x: [slots, Hp, Wp, C] contiguous, operand type of the weight, borders already in place; a ring: output frame d
-            reads slots (start + d * stride + 0..kt-1) mod slots. weight.channels == C. For a weight of planes: [slots,
-            4, Hp, pairs, C], as `norm_act` writes them.
+            reads slots (start + d * stride + 0..kt-1) mod slots. weight.channels == C.
         out: [D * pt, H * py, W * px, K], any strides but 1 over channels: a plain tensor, the inside of the next conv's
             buffer, a slice. A folded weight at first == 0 (the clip starts here) yields one frame less.
         first: index of the first input frame within its clip, for folded weights.
@@ -49,8 +46,6 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAI
     if here is None:
         return reference.conv3d(x, weight, out, geometry, epilogue, start, first)
     with on_device(x):
-        if weight.winograd:
-            return winograd.launch(x, weight, out, geometry, epilogue, start, here, schedule)
         if weight.tiles:
             return tiles.launch(x, weight, out, geometry, epilogue, start)
         return launch(x, weight, out, geometry, epilogue, start, first, here, schedule)
@@ -59,9 +54,8 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAI
 def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int,
               first: int) -> None:
     pt, py, px = weight.phases
-    if x.dim() != (5 if weight.winograd else 4) or not x.is_contiguous() or x.dtype not in _OPERANDS:
-        form = "[slots, 4, Hp, pairs, C]" if weight.winograd else "[slots, Hp, Wp, C]"
-        raise ValueError(f"conv3d input must be a contiguous {form} buffer, not {x.dtype} {list(x.shape)}")
+    if x.dim() != 4 or not x.is_contiguous() or x.dtype not in _OPERANDS:
+        raise ValueError(f"conv3d input must be a contiguous [slots, Hp, Wp, C] buffer, not {x.dtype} {list(x.shape)}")
     if x.dtype != weight.data.dtype or x.shape[-1] != weight.channels or x.device != weight.data.device:
         raise ValueError(f"conv3d weight is {weight.data.dtype} for {weight.channels} channels, "
                          f"the buffer {x.dtype} with {x.shape[-1]}")
@@ -74,12 +68,7 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
     reach = [(n - 1) * s + k for n, s, k in zip(size, geometry.stride, weight.kernel, strict=True)]
     extra = (int(weight.shifted and py > 1), int(weight.shifted and px > 1))
     rows, columns = x.shape[-3:-1]
-    if weight.winograd:  # the columns of a border are in the planes
-        fits = x.shape[1] == 4 and columns == pairs_of(size[2])
-        if not fits or geometry.stride != (1, 1, 1) or geometry.origin != (0, 0):
-            raise ValueError(f"conv3d of planes {list(x.shape)} cannot make {list(out.shape)} ({geometry})")
-        columns = size[2] + 2
-    if (weight.winograd or weight.tiles) and weight.phases != (1, 1, 1) and epilogue.groups:
+    if weight.tiles and weight.phases != (1, 1, 1) and epilogue.groups:
         raise ValueError("conv3d in Winograd form makes no sums of outputs that lie between each other")
     if weight.tiles and (geometry.stride != (1, 1, 1) or geometry.first_row % 2 or out.dtype != x.dtype
                          or epilogue.pixels or epilogue.scale != 1.0):  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,7 +9,6 @@ from torch import Tensor
 from ..precision import exact_math
 from .schedules import ROW_BLOCK
 from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
-from .winograd.planes import PLANES, combined
 from .winograd2d import reference as tiles
 
 
@@ -48,16 +45,8 @@ def partial_sums(stored: Tensor, groups: int) -> Partials:
 
 def product(x: Tensor, rows: Tensor, weight: Weight, geometry: Geometry, shift: tuple[int, int],
             size: tuple[int, int, int]) -> Tensor:
-    """Return the raw dot products [D, H, W, N] of buffer frames [T, Hp, Wp, C], or of planes [T, 4, Hp, P, C], with
-    weight rows [N, taps * C], or those of planes."""
+    """Return the raw dot products [D, H, W, N] of buffer frames [T, Hp, Wp, C] with weight rows [N, taps * C]."""
     (st, sh, sw), (kt, kh, kw), (d, h, w) = geometry.stride, weight.kernel, size
-    if weight.winograd:
-        plane = replace(weight, kernel=(kt, kh, 1), winograd=False)
-        sums = [
-            product(x[:, at], part, plane, geometry, shift, (d, h, -(-w // 2)))
-            for at, part in enumerate(rows.chunk(PLANES))
-        ]
-        return combined(sums, weight.mix, w)
     oy, ox = geometry.origin[0] + shift[0], geometry.origin[1] + shift[1]
     # Sums of int8 products can pass 2^24, where float32 begins to round; float64 is exact but several times slower.
     exact = x.dtype != torch.int8 or int(rows.abs().sum(1, dtype=torch.int64).max()) * 128 < 1 << 24
@@ -106,14 +95,11 @@ def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
             group = min(index, max(weight.folded - 1, 0)) * pt * py * px + phase
             base = group * k
             part = frames[lo * geometry.stride[0] : (hi - 1) * geometry.stride[0] + weight.kernel[0]]
-            own, rows = weight, weight.data[base : base + k]
-            if weight.winograd or weight.tiles:
-                own = weight.phase(phase)
-                rows = own.data
+            size = hi - lo, h, w
             if weight.tiles:
-                y = tiles.product(part, own, geometry.origin, (hi - lo, h, w))
+                y = tiles.product(part, weight.phase(phase), geometry.origin, size)
             else:
-                y = product(part, rows, own, geometry, shift, (hi - lo, h, w))
+                y = product(part, weight.data[base : base + k], weight, geometry, shift, size)
             y = y * epilogue.scale
             if weight.scale is not None:
                 y = y * weight.scale[base : base + k]

@@ -196,17 +196,14 @@ SMALL_PLANE = 90 * 160
 ROW_BLOCK = 32
 
 
-def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 1), planes: bool = False,
-               tiles: bool = False) -> int:  # fmt: skip
+def sums_bytes(out: tuple[int, ...], groups: int, phases: tuple[int, int] = (1, 1), tiles: bool = False) -> int:
     """Return the most bytes, on any GPU, of the sums that a convolution's epilogue makes of `out` [D, H, W, K]. phases:
-    rows and columns that each position of the input makes. planes: in Winograd form, whose tiles are pairs of
-    columns. tiles: in that form in registers, of which a block is 8 rows of 32 columns at least."""
+    rows and columns that each position of the input makes. tiles: in Winograd form, of which a block is 8 rows of 32
+    columns at least."""
     d, h, w, k = out
     py, px = phases
     rows, pitch = h // py, w // px + 2
-    tile = 64 if planes or rows * (w // px) < SMALL_PLANE else 128  # the lowest of all schedules
-    if planes:
-        pitch = -(-w // 2)
+    tile = 64 if rows * (w // px) < SMALL_PLANE else 128  # the lowest of all schedules
     full, rest = divmod(rows, ROW_BLOCK)
     blocks = full * -(-ROW_BLOCK * pitch // tile) + -(-rest * pitch // tile)
     # The narrowest slice of an epilogue is a quarter of the channels, and none is below 16 from 64 channels on.

@@ -24,12 +24,11 @@ class Kind(NamedTuple):
     """The key of a schedule: properties that a layer and its whole frame share with others, and that no chunk or band
     changes.
 
-    form: "direct" or "winograd". operands: their type as torch names it. accumulate: as `Target.accumulate` returns it.
+    operands: their type as torch names it. accumulate: as `Target.accumulate` returns it.
     channels: as padded in the buffer. small: the plane has fewer than SMALL_PLANE positions. phases, row: as for
     `pick`. strided: its steps are longer than one. sums: it makes the sums of a norm.
     """
 
-    form: str
     operands: str
     accumulate: str
     channels: int
@@ -44,9 +43,8 @@ class Kind(NamedTuple):
     def of(cls, weight: Weight, accumulate: str, frame: tuple[int, int], geometry: Geometry, groups: int) -> Kind:
         """Return the kind of calls with a packed weight. frame: the full frame's positions (H, W)."""
         operands, small = str(weight.data.dtype).removeprefix("torch."), frame[0] * frame[1] < SMALL_PLANE
-        return cls("winograd" if weight.winograd else "direct", operands, accumulate, weight.channels,
-                   weight.out_channels, small, math.prod(weight.phases), weight.kernel[2],
-                   geometry.stride != (1, 1, 1), groups > 0)  # fmt: skip
+        return cls(operands, accumulate, weight.channels, weight.out_channels, small, math.prod(weight.phases),
+                   weight.kernel[2], geometry.stride != (1, 1, 1), groups > 0)  # fmt: skip
 
     @property
     def dtype(self) -> torch.dtype:
@@ -56,8 +54,8 @@ class Kind(NamedTuple):
         what = {8: "upsampling time and space", 4: "upsampling space"}.get(self.phases, "")
         words = [
             self.operands + ("" if self.accumulate in ("f32", "i32", "mx") else f" summed in {self.accumulate}"),
-            f"{self.channels}->{self.outputs}", self.form if self.form != "direct" else "", what,
-            "strided" if self.strided else "", "with sums" if self.sums else "", "small planes" if self.small else "",
+            f"{self.channels}->{self.outputs}", what, "strided" if self.strided else "",
+            "with sums" if self.sums else "", "small planes" if self.small else "",
         ]  # fmt: skip
         return " ".join(word for word in words if word)
 

@@ -27,9 +27,7 @@ class Weight:
     the first one makes only its last sub-frame. 0: frames do not double.
     early: for clips whose history is copies of their first frame, the same convolution of the clip's frames 0 and 1,
     with one tap in time and with two (taps on the same frame summed), or nothing; `pieces` says when.
-    winograd: rows of 4 planes, [phases * 4 * K, kt * kh * C], for a buffer of planes. mix: for int8, [2, phases * K]
-    float32, scales of planes 1 and 2 in units of `scale`.
-    tiles: data of one dimension, as `winograd2d.pack_tiles` orders it, for a plain buffer.
+    tiles: in Winograd form; data of one dimension, as `winograd2d.pack_tiles` orders it.
     """
 
     data: Tensor
@@ -41,8 +39,6 @@ class Weight:
     shifted: bool = False  # taps of phase (., py, px) start py rows and px columns later (composed upsampling)
     folded: int = 0
     early: tuple[Weight, ...] = ()
-    winograd: bool = False
-    mix: Tensor | None = None
     tiles: bool = False
 
     def pieces(self, first: int, frames: int) -> Iterator[tuple[Weight, int, int, int]]:
@@ -59,15 +55,13 @@ class Weight:
         """Return the rows of one phase alone."""
         if self.tiles:
             return replace(self, data=self.data.view(math.prod(self.phases), -1)[number], phases=(1, 1, 1))
-        k, planes = self.out_channels, 4 if self.winograd else 1
-        rows = slice(number * k, number * k + k)
-        data = self.data[rows.start * planes : rows.stop * planes]
-        scale, mix = (None if t is None else t[..., rows].contiguous() for t in (self.scale, self.mix))
-        return replace(self, data=data, scale=scale, mix=mix, phases=(1, 1, 1))
+        rows = slice(number * self.out_channels, (number + 1) * self.out_channels)
+        scale = None if self.scale is None else self.scale[rows].contiguous()
+        return replace(self, data=self.data[rows], scale=scale, phases=(1, 1, 1))
 
     @property
     def flops_per_position(self) -> int:
-        """Return the operations of the convolution itself: Winograd forms need two thirds of them, or four ninths."""
+        """Return the operations of the convolution itself: the Winograd form needs four ninths of them."""
         return 2 * self.channels * self.out_channels * math.prod(self.phases) * self.taps
 
     @property

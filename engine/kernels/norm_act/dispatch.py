@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from ..conv3d.types import QUANT_MAX, Partials, stat_span
-from ..conv3d.winograd.planes import pairs_of
 from ..launching import launcher
 from ..observe import observed
 from ..targets import Target, interpreted, kernels_for, on_device
 from . import reference
-from .schedules import OTHER_PLANE_WARPS, PLANE_WARPS, STAT_ELEMENTS, STAT_ROWS, WALK, WARPS, positions
+from .schedules import STAT_ELEMENTS, STAT_ROWS, WARPS, positions
 from .types import Norm, Store
 
 _DEFAULT = Store()
@@ -89,17 +88,15 @@ def coefficients(partials: Partials, norm: Norm, positions: int, backend: str = 
 @observed
 def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: int = 1, store: Store = _DEFAULT,
              coefs: Tensor | None = None, first: int | None = None, backend: str = "auto",
-             walk: tuple[int, int] = WALK, health: Tensor | None = None) -> None:
+             health: Tensor | None = None) -> None:
     """Normalise (or just copy, kind none) and write bordered frames.
 
     Args:
         x: [D, H, W, C], any strides.
-        buffer: [slots, H + 2 * border, W + 2 * border, Cp] contiguous, Cp >= C (the rest is zeroed), or the planes of a
-            convolution in Winograd form, [slots, 4, H + 2, ceil(W / 2), Cp].
+        buffer: [slots, H + 2 * border, W + 2 * border, Cp] contiguous, Cp >= C (the rest is zeroed).
         slot: frame d goes to slot (slot + d) mod slots.
         coefs: from `coefficients`; without them a group norm sums x itself first.
         first: the buffer holds a band only, the bordered frame's rows from this one on.
-        walk: another schedule for planes (checks and tuning only).
         health: float32 [], set to NaN if a value of x was not finite, which 8 bit would hide, or too large for its norm
             to be; a group norm with `coefs` has been checked in `coefficients`.
 
@@ -109,15 +106,13 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
     d, h, w, c = x.shape
     if norm.kind not in _KINDS or store.border not in _BORDERS:
         raise ValueError(f"unknown norm {norm.kind!r} or border {store.border!r}")
-    planes = buffer.dim() == 5
     if store.border == "reflect" and min(h, w) <= border:
         raise ValueError(f"a frame of {h}x{w} is too small to reflect {border} of its rows and columns")
-    (rows, columns, co), whole = buffer.shape[-3:], h + 2 * border
+    if buffer.dim() != 4:
+        raise ValueError(f"buffer {list(buffer.shape)} is not [slots, rows, columns, channels]")
+    (rows, columns, co), whole = buffer.shape[1:], h + 2 * border
     fits = rows == whole if first is None else 0 <= first <= whole - rows
-    if planes and (border != 1 or buffer.shape[1] != 4):
-        raise ValueError(f"buffer {list(buffer.shape)} with a border of {border}: planes are 4, with a border of 1")
-    wanted = pairs_of(w) if planes else w + 2 * border
-    if not buffer.is_contiguous() or not fits or columns != wanted:
+    if not buffer.is_contiguous() or not fits or columns != w + 2 * border:
         raise ValueError(f"buffer {list(buffer.shape)} does not hold {h}x{w} with a border of {border}")
     first = first or 0
     if d > buffer.shape[0] or not 0 <= slot < buffer.shape[0] or co < c:
@@ -128,8 +123,8 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         coefs = coefficients(statistics(x, norm.groups, backend), norm, h * w, backend, health)
     here = _kernels(x, backend)
     if norm.condition is not None:
-        if planes or store.border != "zero" or x.stride(3) != 1:
-            raise ValueError("a conditioned norm takes unit channel strides and writes plain frames beside zeros")
+        if store.border != "zero" or x.stride(3) != 1:
+            raise ValueError("a conditioned norm takes unit channel strides and writes frames beside zeros")
         for a, b, latent in norm.condition.runs(d):
             affine, at = norm.condition.affine(latent), (slot + a) % buffer.shape[0]
             if health is not None and buffer.dtype in QUANT_MAX:  # which hides what is not finite
@@ -158,20 +153,8 @@ def norm_act(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: in
         EDGE=store.border, CLAMP=buffer.dtype in QUANT_MAX, ROUND=buffer.dtype == torch.int8,
         UNIT=unit, DENSE=dense, FAST=not (interpreted() and x.is_cpu),
     )  # fmt: skip
-    limit = QUANT_MAX.get(buffer.dtype, 0.0)
-    # Sums over channels follow a compiled kernel's layout: planes and plain frames that become planes share one.
+    limit, block = QUANT_MAX.get(buffer.dtype, 0.0), positions(wide)
     with on_device(x):
-        if planes or (store.rounded and affine and border == 1):
-            walks, block = rows * -(-pairs_of(w) // walk[0]), positions(wide, walk[1])
-            warps = (PLANE_WARPS if affine else OTHER_PLANE_WARPS).get(buffer.dtype, WARPS)
-            if (norm.kind, constants["HEALTH"], buffer.dtype, co) == ("none", True, torch.bfloat16, 256):
-                warps = 2  # four spill on sm_80
-            launcher("norm_act.planes_kernel", here)[(-(-walks // block), d)](
-                *arguments, limit, int(not planes), **constants, ROUNDED=store.rounded, WALK=walk[0], BP=block,
-                num_warps=warps,
-            )  # fmt: skip
-            return
-        block = positions(wide)
         launcher("norm_act.norm_act_kernel", here)[(-(-(rows * columns) // block), d)](
             *arguments, limit, **constants, BORDER=border, BP=block, num_warps=WARPS
         )

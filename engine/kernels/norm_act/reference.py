@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..conv3d.reference import cast, note, partial_sums
-from ..conv3d.types import QUANT_MAX, Partials, Pixels, quantiser
-from ..conv3d.winograd.planes import planes_of
+from ..conv3d.types import QUANT_MAX, Partials, quantiser
 from .types import Norm, Store
 
 
@@ -55,16 +54,6 @@ def apply(x: Tensor, norm: Norm, coefs: Tensor | None) -> Tensor:
     return y if norm.bias is None else y + norm.bias
 
 
-def write_planes(y: Tensor, target: Tensor, store: Store, fmt: Pixels | None) -> None:
-    """Write one bordered frame, in the form that `planes_of` takes, float32, as planes [4, Hp, pairs, C]."""
-    dtype = target.dtype
-    if fmt is not None:
-        y, fmt = y * fmt.gain, quantiser(dtype, 1.0)
-    if store.rounded:
-        y = cast(y, dtype, fmt).float()
-    target.copy_(cast(planes_of(y), dtype, fmt))
-
-
 def _inside(first: int, end: int, size: int, border: str, device: torch.device) -> Tensor:
     """Return the source of each row (or column) in [first, end): those of the frame, 0..size - 1, are their own
     source."""
@@ -79,15 +68,14 @@ def norm_act(
     """Do the same as dispatch.norm_act, frame by frame so that the fp32 copies stay small. affine: [h, w, 2C] of a
     conditioned norm, for all frames."""
     c, w = x.shape[3], x.shape[2]
-    rows, planes = buffer.shape[-3], buffer.dim() == 5
-    beyond = w % 2 * planes  # a column that no output reads
+    rows = buffer.shape[1]
     # Image rows this band touches, and the part of its border outside the image.
     low, high = first - border, first + rows - border
     above, below = max(-low, 0), max(high - x.shape[1], 0)
     source = None
     if border and store.border != "zero":
         source = [_inside(a, b, n, store.border, x.device)
-                  for a, b, n in ((low, high, x.shape[1]), (-border, w + border + beyond, w))]  # fmt: skip
+                  for a, b, n in ((low, high, x.shape[1]), (-border, w + border, w))]  # fmt: skip
     else:
         if affine is not None:
             each = x.shape[1] // affine.shape[0]
@@ -106,11 +94,8 @@ def norm_act(
         y = F.silu(y) if store.silu else y
         y = y if store.gain is None else y * store.gain
         if source is None:
-            y = F.pad(y, (0, 0, border, border + beyond, above, below))
+            y = F.pad(y, (0, 0, border, border, above, below))
         target = buffer[(slot + d) % buffer.shape[0]]
-        if planes:
-            write_planes(y[0], target[..., :c], store, fmt)
-        else:
-            target[..., :c] = cast(y[0], buffer.dtype, fmt)
+        target[..., :c] = cast(y[0], buffer.dtype, fmt)
         if target.shape[-1] > c:
             target[..., c:] = 0

@@ -65,15 +65,9 @@ class Norm:
 @dataclass(frozen=True)
 class Store:
     """The format of stored results: silu first; border zero, replicate or reflect; an 8-bit type holds value / scale,
-    or with `gain` ([C] float32) value * gain per channel.
-
-    rounded: planes are made of the values as a plain buffer of their type holds them, so that making them of such a
-    buffer later (kind none, no silu, scale 1) gives the same bits; plain buffers for that are written with `rounded`,
-    too.
-    """
+    or with `gain` ([C] float32) value * gain per channel."""
 
     silu: bool = True
     border: str = "zero"
     scale: float = 1.0
     gain: Tensor | None = None
-    rounded: bool = False

@@ -11,9 +11,9 @@ from ...errors import named
 from ..cards import AUTO, TRITON
 from ..cure import cure
 from ..launching import launcher
-from ..prebuilt.errors import PrebuiltError
+from ..prebuilt.errors import PrebuiltError, WrittenError
 from ..prebuilt.library import SetError
-from ..targets import Target, on_device, switch_off, target, using, ways
+from ..targets import Target, on_device, switch_off, switch_winograd_off, target, using, ways
 
 _lock = threading.Lock()
 _tried: set[tuple[torch.device, str]] = set()
@@ -44,8 +44,12 @@ def works(device: torch.device, here: Target) -> bool:
 
 
 def give_up(device: torch.device, error: Exception, way: str) -> None:
-    """Launch no kernel this way on `device` any more, after this error."""
-    if way == TRITON:
+    """Launch no kernel this way on `device` any more, after this error; after one of the Winograd form, no kernel of
+    that form."""
+    if isinstance(error, WrittenError):
+        switch_winograd_off(_place(device), f"its kernels fail here ({named(error)}). A newer driver of NVIDIA's may "
+                            "take them")  # fmt: skip
+    elif way == TRITON:
         switch_off(_place(device), way, f"Triton fails here ({named(error)}). {cure()}")
     else:
         switch_off(_place(device), way, f"prebuilt kernels (set {way}) fail here ({named(error)})")

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ...kernels.conv3d import Geometry, Weight, pack_planes, pack_tiles, pack_weight, winograd, winograd2d
+from ...kernels.conv3d import Geometry, Weight, pack_tiles, pack_weight
 from ...kernels.duplicate import duplicate
 from ...options import Options
 from ...precision.forms import Balancer, Operands
 from ...runtime.context import COPY, ExecutionContext
-from ...runtime.planes import as_read
 from ...runtime.weights import Conv
-from ..packed import clip_kernel, conv_of, packed_conv
+from ..packed import clip_kernel, conv_of, in_tiles, packed_conv
 from ..program import Resampling
 from ..state import State
 from ..values import CAUSAL, Result, Size, Style, Sums, Taps, Work
@@ -101,26 +100,21 @@ class ShortcutUp(Shortcut):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:
         conv, z = part(self.name).convolution, self.time[0]
         form = operands.form(conv.key, normed=False)
-        # In 16 bit an overflowing difference is detected and computed again; an 8-bit scale that fits values that no
-        # norm bounds would not fit their differences.
-        tiles = operands.tiles and winograd2d.takes(form.dtype, self.c_in, self.c_out)
-        wanted = operands.winograd and not operands.tiles and form.dtype.itemsize == 2
-        planes = wanted and winograd.takes(form.dtype, self.c_in, self.c_out)
+        # An overflowing sum of values that no norm bounds is detected and computed again.
+        tiles = in_tiles(operands, form, self.c_in, self.c_out)
 
         def make(balancer: Balancer | None) -> tuple[Weight, Tensor]:
             kernel, phases = _by_phase(clip_kernel(conv.weight), z), (z, 2, 2)
             if tiles:
                 return pack_tiles(kernel, form.dtype, phases), _by_phase(conv.bias, z).float()
-            pack = pack_planes if planes else pack_weight
-            weight = pack(kernel, form.dtype, phases, balance=balancer)
-            return weight, _by_phase(conv.bias, z).float()
+            return pack_weight(kernel, form.dtype, phases, balance=balancer), _by_phase(conv.bias, z).float()
 
         return operands.once(conv.key, form, lambda: packed_conv(conv.key, form, make))
 
     def run(self, packed: Conv, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
             first: int) -> Result:  # fmt: skip
         lead = self.leads(first)
-        if packed.weight.winograd or packed.weight.tiles or (self.lead and self.temporal):
+        if packed.weight.tiles or (self.lead and self.temporal):
             groups = 0  # sums by phase, or of the first frame, belong to other tiles: the norm computes its own
         if not run.dry:  # the shortcut, to which the convolution is added; a first frame is shuffled in space only
             duplicate(x[:lead], out[:lead], samples_first=True)
@@ -128,14 +122,12 @@ class ShortcutUp(Shortcut):
         parts = []
         for i in run.inputs(packed, x, COPY, None, x.shape[1], Geometry()):
             target, frames = i.rows(out, 2), []
-            with run.arena.scope():
-                data = as_read(run, packed, i.data)
-                if lead:
-                    self._first(packed, run, data, i.start, i.geometry, target[:1])
-                if target.shape[0] > lead:
-                    start = (i.start + lead) % data.shape[0]
-                    frames.append(run.product(packed, data, target[lead:], geometry=i.geometry, residual=target[lead:],
-                                              groups=groups, start=start))  # fmt: skip
+            if lead:
+                self._first(packed, run, i.data, i.start, i.geometry, target[:1])
+            if target.shape[0] > lead:
+                start = (i.start + lead) % i.data.shape[0]
+                frames.append(run.product(packed, i.data, target[lead:], geometry=i.geometry, residual=target[lead:],
+                                          groups=groups, start=start))  # fmt: skip
             parts.append(run.joined(frames, 0))
         return out, run.walk.sums(out, groups, (2, 2)) if run.walk.open else run.joined(parts)
 

@@ -65,7 +65,6 @@ class Spatial:
     latent: int
     rate: int
     late = whole = False
-    conditioned = True
 
     def module(self, channels: int, act: bool = True, axes: int = 3) -> SpatialNormAct:
         return SpatialNormAct(channels, self.groups, self.latent, self.rate, act)

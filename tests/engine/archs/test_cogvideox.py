@@ -238,11 +238,11 @@ def test_the_commands_take_its_files(tiny, tmp_path, monkeypatch, capsys):
 
 
 def test_winograd_is_for_its_encoder(tiny, noise):
-    """Norms that see the latents write plain frames: under --on winograd the decoder keeps its bits."""
+    """Under --on winograd the decoder keeps its bits."""
     fused, z = tiny[1], noise(1, 4, 2, 3, 5)
     assert torch.equal(fused.with_options(fused.options.switched(on=["winograd"])).decode(z), fused.decode(z))
     config = ARCHITECTURE.published.config
-    assert not cogvideox.decoder(config).planes and cogvideox.encoder(config).planes
+    assert cogvideox.decoder(config).style.direct and not cogvideox.encoder(config).style.direct
 
 
 def test_whole_frames_within_a_limit():

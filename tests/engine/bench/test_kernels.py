@@ -43,7 +43,7 @@ def test_forms(monkeypatch):
     forms = ["direct", "Winograd", "direct"]
     assert [who for what, who in by if what == "winograd layer"] == forms
     assert [who for what, who in by if what == "winograd conv3d"] == forms
-    assert len(by) == 3 + 3 + 2
+    assert len(by) == 3 + 3
 
 
 def test_kernels_that_no_set_has(monkeypatch):

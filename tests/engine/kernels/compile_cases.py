@@ -20,9 +20,8 @@ import cross_compile
 from compile_transformers import meta, transformer_cases
 from zerowaste_vae.engine.archs import ARCHITECTURES
 from zerowaste_vae.engine.kernels.attention import dispatch as attention
-from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, buffer_shape, padded_channels
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, padded_channels
 from zerowaste_vae.engine.kernels.conv3d import dispatch as conv
-from zerowaste_vae.engine.kernels.conv3d.winograd import launch as winograd
 from zerowaste_vae.engine.kernels.duplicate import dispatch as duplicate
 from zerowaste_vae.engine.kernels.norm_act import Condition, Norm, Store
 from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
@@ -120,44 +119,6 @@ def depth_calls(here: Target, c: int, k: int, phases: tuple[int, int, int], kern
     return calls
 
 
-def winograd_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *, k: int = 0, fast: bool = False,
-                   residual: bool = True, groups: int = 32):
-    """With all that an epilogue can have; int8 with a scale for each plane. k: other outputs than inputs."""
-    h, w, c = stage
-    k = k or c
-    scale, mix = (meta(k) if dtype.itemsize == 1 else None), (meta(2, k) if dtype == INT8 else None)
-    weight = Weight(meta(4 * k, 9 * c, dtype=dtype), c, k, (3, 3, 3), scale, winograd=True, mix=mix)
-    out = meta(4, h, w, k, dtype=BF16 if dtype == BF16 else HALF)
-    x = meta(6, *buffer_shape(h, w, c), dtype=dtype)
-    with cross_compile.recorded("conv3d.winograd_kernel") as calls:
-        epilogue = Epilogue(meta(k), out if residual else None, groups, half_accumulate=fast)
-        winograd.launch(x, weight, out, Geometry(), epilogue, 0, here)
-    return calls
-
-
-def winograd_cases(here: Target):
-    """Every tile of its table once, with a type that takes it, and int8, whose sums need the most registers. Between
-    sm_80 and 120 only one of the latter, each takes seconds, unless ZEROWASTE_COMPILE is "all"."""
-    rest = (360, 640, 192)  # of which 8-bit steps leave one
-    if here.sm not in (90, 120) and os.environ.get("ZEROWASTE_COMPILE") != "all":
-        yield "winograd int8 192->384", winograd_calls(here, INT8, rest, k=384)[0]
-        return
-    layers = [(HALF, False, (NARROW, SMALL)), (BF16, False, (WIDE,)), (INT8, False, (NARROW, SMALL))]
-    if here.fp8:
-        layers.append((FP8, here.sm == 89, (NARROW, SMALL)))
-    if here.half_accumulate:
-        layers.append((HALF, True, (NARROW,)))
-    for dtype, fast, stages in layers:
-        word = str(dtype).split(".")[1].split("_")[0] + ("_fast" if fast else "")
-        for stage in stages:
-            yield f"winograd {word} {stage}", winograd_calls(here, dtype, stage, fast=fast)[0]
-        if dtype == BF16:
-            for groups in (32, 0):
-                yield f"winograd {word} 192, {groups} groups", winograd_calls(here, dtype, rest, groups=groups)[0]
-        if dtype.itemsize == 1:
-            yield f"winograd {word} 192->384", winograd_calls(here, dtype, rest, k=384, fast=fast)[0]
-
-
 def tuning_cases(here: Target):
     """Yield the tiles that a tuning tries beside the tables, each once: for the layers with most work of one family
     in 16 bit, or, if ZEROWASTE_COMPILE is "all", for all layers and types of three families."""
@@ -166,16 +127,12 @@ def tuning_cases(here: Target):
     types += [(FP8, here.accumulate(FP8, True))] if here.fp8 else []
     seen = set()
     for architecture in ARCHITECTURES[: 3 if every else 1]:
-        for winograd_too in (False, True)[: 1 + every]:
-            walk = FusedWalk(architecture, architecture.published.config, HALF, Options(winograd=winograd_too))
-            for layer in layers(walk, here):
-                for dtype, accumulate in types if every else types[:1]:
-                    if every or (layer.kind.sums and layer.share > 0.08):
-                        name, mix = str(dtype).split(".")[1], dtype == INT8 and layer.kind.form == "winograd"
-                        wide = padded_channels(layer.kind.channels, dtype)
-                        kind = layer.kind._replace(operands=name, accumulate=accumulate, channels=wide)
-                        fast = accumulate == "f16"
-                        yield from _tried(here, replace(layer, kind=kind, mix=mix, half_accumulate=fast), seen)
+        for layer in layers(FusedWalk(architecture, architecture.published.config, HALF, Options()), here):
+            for dtype, accumulate in types if every else types[:1]:
+                if every or (layer.kind.sums and layer.share > 0.08):
+                    wide, fast = padded_channels(layer.kind.channels, dtype), accumulate == "f16"
+                    kind = layer.kind._replace(operands=str(dtype).split(".")[1], accumulate=accumulate, channels=wide)
+                    yield from _tried(here, replace(layer, kind=kind, half_accumulate=fast), seen)
 
 
 def _tried(here: Target, layer: Layer, seen: set):
@@ -189,8 +146,7 @@ def _tried(here: Target, layer: Layer, seen: set):
             with cross_compile.recorded() as calls:
                 problem(layer, torch.device("meta")).launch(here, s)
             stride = " stride 2" if kind.strided else ""
-            form = "winograd" if kind.form == "winograd" else "conv"
-            yield f"{form} {word} tried {kind}{stride} {s}", calls[0]
+            yield f"conv {word} tried {kind}{stride} {s}", calls[0]
 
 
 def duplicate_calls():
@@ -227,14 +183,7 @@ def norm_calls(dtype: torch.dtype):
         timed = Norm("rms", meta(128), meta(128))
         reflected = Store(border="reflect", scale=0.05)
         norm_act.norm_act(x, timed, meta(6, 722, 1282, 128, dtype=dtype), store=reflected, **health)
-    with cross_compile.recorded("norm_act.planes_kernel") as planes:
-        kinds = ((128, False, Norm(), "zero"), (512, True, Norm(), "replicate"),
-                 (192, True, Norm("none"), "reflect"), (384, True, Norm("l2", meta(384)), "zero"))  # fmt: skip
-        for c, rounded, norm, border in kinds:
-            buffer = meta(6, *buffer_shape(720, 1280, padded_channels(c, dtype)), dtype=dtype)
-            norm_act.norm_act(meta(4, 720, 1280, c, dtype=HALF), norm, buffer, coefs=meta(4, 2, c),
-                              store=Store(True, border, 0.05, rounded=rounded), **health)
-    return calls + planes
+    return calls
 
 
 def pixel_calls(here: Target, channels: int, kt: int = 3):
@@ -298,11 +247,9 @@ def cases(sm: int):
     yield "conv to samples", depth_calls(here, 1024, 512, (2, 2, 2), (3, 3, 3))[0]
     yield "conv to frames", depth_calls(here, 512, 256, (2, 1, 1), (3, 3, 3))[0]
     yield "linear to samples", depth_calls(here, 768, 768, (3, 2, 2), (1, 1, 1))[0]
-    yield from winograd_cases(here)
     yield from tuning_cases(here)
     yield "conv bias only", conv_calls(here, HALF, WIDE, plain=True)[0]
     yield "conv sums, no residual", conv_calls(here, HALF, NARROW, residual=False)[0]
-    yield "winograd sums, no residual", winograd_calls(here, HALF, NARROW, residual=False)[0]
     for i, call in enumerate(duplicate_calls()):
         yield f"duplicate {i}", call
     yield "conv stride 2", conv_calls(here, HALF, WIDE, stride=(2, 2, 2))[0]

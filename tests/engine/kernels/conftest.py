@@ -14,12 +14,9 @@ def interpreter(monkeypatch):
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("a GPU is here: test_gpu.py checks the kernels on it")
     from zerowaste_vae.engine.kernels.conv3d import schedules
-    from zerowaste_vae.engine.kernels.conv3d.winograd import schedules as winograd
 
     small = schedules.Schedule(positions=32, columns=32, depth=32, warps=4, stages=2)
     monkeypatch.setitem(schedules.SCHEDULES, 90, dict.fromkeys(schedules.SCHEDULES[90], small))
-    for generation, table in winograd.SCHEDULES.items():
-        monkeypatch.setitem(winograd.SCHEDULES, generation, dict.fromkeys(table, small))
 
 
 @pytest.fixture(params=["reference", "triton"])

@@ -18,7 +18,6 @@ from zerowaste_vae.engine.kernels.conv3d import (
 )
 from zerowaste_vae.engine.kernels.conv3d.schedules import Layer, fit, pick
 from zerowaste_vae.engine.kernels.conv3d.types import HALF_DEPTH
-from zerowaste_vae.engine.kernels.conv3d.winograd import schedules as winograd
 from zerowaste_vae.engine.kernels.targets import FP8, capabilities
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -163,16 +162,16 @@ def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, l
     assert error(group_sums(sums, 8), true_sums(got, 8)) < 1e-5
 
 
-@pytest.mark.parametrize("tables", [schedules, winograd, attention], ids=["direct", "winograd", "attention"])
+@pytest.mark.parametrize("tables", [schedules, attention], ids=["direct", "attention"])
 def test_one_table(monkeypatch, tables):
     """The other forms take theirs from the generation before it, and older GPUs keep their own."""
 
     def chosen(sm):
         layer = capabilities("any", sm, (3, 6)), HALF, 512, 512, (90, 160)
-        return [pick(*layer), winograd.pick(*layer), attention.pick(sm)]
+        return [pick(*layer), attention.pick(sm)]
 
     before = {sm: chosen(sm) for sm in (80, 86, 89, 90)}
-    place = [schedules, winograd, attention].index(tables)
+    place = [schedules, attention].index(tables)
     monkeypatch.setitem(tables.SCHEDULES, 89, tables.SCHEDULES[90])
     own = [*before[80][:place], before[90][place], *before[80][place + 1 :]]
     assert {sm: chosen(sm) for sm in before} == before | {89: own}

@@ -64,7 +64,7 @@ def problems(row, sm):
     expect(row["direct"], "later launches go by Triton, not through the driver")
     expect(row["shared"] <= SHARED_LIMIT[sm] * 1024, f"{row['shared']} bytes of shared memory")
     opcodes = row["sass"]
-    if name.startswith(("conv", "winograd", "upsample")):
+    if name.startswith(("conv", "upsample")):
         word = name.split()[2] if name.startswith("upsample") else word
         wanted = INSTRUCTION[sm].get(word)
         if wanted is not None:
@@ -73,7 +73,7 @@ def problems(row, sm):
         if word.startswith(("float8", "int8")):
             expect(not any(op.startswith(("HMMA", "HGMMA", "UTCHMMA")) for op in opcodes), "operands went to 16 bit")
         # Of sm_120, only what is written in Triton's own language: block-scaled products, and all for Triton 3.5.
-        triton = sm in (90, 100) or name.startswith("winograd") or word.startswith("float8")
+        triton = sm in (90, 100) or word.startswith("float8")
         bulk = sm >= 90 and triton and "stride 2" not in name
         expect(any(op.startswith("UTMALDG" if bulk else "LDGSTS") for op in opcodes), "no asynchronous loads")
     multiply = ("attention scores", "attention values", "attention of tokens", "to_pixels columns", "patch_pixels",

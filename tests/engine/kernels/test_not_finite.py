@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from zerowaste_vae.engine.kernels.attention import attention
-from zerowaste_vae.engine.kernels.conv3d import Epilogue, buffer_shape, conv3d, pack_planes, pack_weight
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, conv3d, pack_tiles, pack_weight
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, to_pixels
@@ -142,29 +142,14 @@ def test_coefficients(where, value):
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("stored", [FP8, INT8], ids=str)
-def test_planes(where, stored, value):
-    device, backend = where
-    x, health = torch.randn(1, 3, 11, 32).half(), torch.zeros((), device=device)
-    x[0, 1, 5, 7] = value
-    buffer = torch.zeros(1, *buffer_shape(3, 11, 32), device=device).to(stored)
-    norm_act(x.to(device), Norm("none"), buffer, store=Store(scale=0.05), backend=backend, health=health)
-    assert health.isnan()
-
-
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize("stored", [HALF, FP8, INT8], ids=str)
-@pytest.mark.parametrize("form", ["direct", "winograd"])
-def test_conv3d(where, form, stored, value):
+def test_conv3d(where, stored, value):
     """The residual may be not finite; it is added before the clamp."""
     device, backend = where
     weight, health = torch.randn(40, 32, 3, 3, 3) / 30, torch.zeros((), device=device)
     residual = torch.randn(1, 5, 6, 40).half()
     residual[0, 2, 3, 33] = value
-    if form == "direct":
-        x, packed = bordered(HALF, 3, 5, 6, 32), pack_weight(weight.to(device), HALF)
-    else:
-        x, packed = torch.zeros(3, *buffer_shape(5, 6, 32), dtype=HALF), pack_planes(weight.to(device), HALF)
+    x, packed = bordered(HALF, 3, 5, 6, 32), pack_weight(weight.to(device), HALF)
     out = torch.zeros(1, 5, 6, 40, device=device).to(stored)
     epilogue = Epilogue(residual=residual.to(device), out_scale=0.05, health=health)
     conv3d(x.to(device), packed, out, epilogue=epilogue, backend=backend)
@@ -187,9 +172,21 @@ def test_to_pixels(where, value):
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize("dtype", [FP8, INT8], ids=str)
-@pytest.mark.parametrize("form", [pack_weight, pack_planes])
-def test_weights(where, form, dtype, value):
+def test_weights(where, dtype, value):
     """The largest of a row is its scale."""
     weight = torch.randn(40, 32, 3, 3, 3) / 30
     weight[7, 5, 1, 1, 1] = value
-    assert not form(weight.to(where[0]), dtype).scale.isfinite().all()
+    assert not pack_weight(weight.to(where[0]), dtype).scale.isfinite().all()
+
+
+def test_sums_that_only_the_winograd_form_makes():
+    """What overflows there makes outputs of its tile NaN or Inf, which the next norm finds; the direct form's are
+    finite."""
+    x, weight = torch.zeros(1, 10, 10, 64, dtype=HALF), torch.randn(64, 64, 1, 3, 3) / 1000
+    x[0, 5:7, 5:7, 3] = 0.4 * torch.finfo(HALF).max
+    made = []
+    for packed in (pack_weight(weight, HALF), pack_tiles(weight, HALF)):
+        out = torch.empty(1, 8, 8, 64, dtype=HALF)
+        conv3d(x, packed, out)
+        made.append(out[0].isfinite().all(2))
+    assert made[0].all() and not made[1][4:6, 4:6].any() and made[1][:2, :2].all()

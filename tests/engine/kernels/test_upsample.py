@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_planes, pack_weight
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.kernels.upsample import compose, compose_nearest, pack, pack_nearest, upsample
 from zerowaste_vae.engine.kernels.upsample.reference import plain_pair
@@ -153,9 +153,9 @@ def test_meta_weights(dtype):
     def packed(device):
         given = (x.to(device) for x in (expand, expand_bias, conv, bias))
         composed = pack(*given, dtype)
-        made = [composed.weight, *(form(conv.to(device), dtype, early=True) for form in (pack_weight, pack_planes))]
+        made = [composed.weight, pack_weight(conv.to(device), dtype, early=True)]
         parts = [w for one in made for w in (one, *one.early)]
-        tensors = [t for w in parts for t in (w.data, w.scale, w.mix)] + [composed.bias]
+        tensors = [t for w in parts for t in (w.data, w.scale)] + [composed.bias]
         return tensor_bytes([composed, made]), [t if t is None else (t.dtype, t.shape, t.stride()) for t in tensors]
 
     assert packed("meta") == packed("cpu")

@@ -1,13 +1,15 @@
-"""The Winograd form in registers in a network: chosen by layer and card, the same bits in every plan, on the buffers of
+"""The Winograd form in a network: chosen by layer and card, the same bits in every plan, on the buffers of
 the direct form."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from zerowaste_vae.engine.archs import by_name
 from zerowaste_vae.engine.calibration import sampling
-from zerowaste_vae.engine.kernels.targets import capabilities, prebuilt
+from zerowaste_vae.engine.kernels import targets
+from zerowaste_vae.engine.kernels.gpus import GPUS
+from zerowaste_vae.engine.kernels.targets import prebuilt, projected, under
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.ops.conv import Conv
 from zerowaste_vae.engine.network.ops.ends import Pixels
@@ -19,6 +21,7 @@ from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.precision.forms import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
+from zerowaste_vae.engine.runtime.handover import hand_over, take_over
 from zerowaste_vae.engine.runtime.parking import Parking
 from zerowaste_vae.engine.tuning.layers import layers
 
@@ -61,44 +64,62 @@ def decode(network, z, chunk, frames, parking=None):
 
 @pytest.mark.parametrize(("dtype", "norm", "style", "least"), [
     (torch.float16, Group(4), {}, 55), (torch.bfloat16, Length(), {"border": "replicate"}, 37),
-], ids=["float16", "bfloat16"])  # fmt: skip
+    (torch.float16, Length(), {"border": "reflect", "head": "zero"}, 55),
+], ids=["float16", "bfloat16", "reflected"])  # fmt: skip
 @torch.no_grad()
 def test_every_plan_has_the_same_bits(build, convolutions, exact_sums, dtype, norm, style, least):
     """Two bands of rows, an odd width, rings and parked bands; near the direct form."""
     half, z = build(decoder(norm, **style), dtype), torch.randn(5, 34, 3, 8)
     direct = fuse(half, dtype, DEFAULTS)
-    network = fuse(half, dtype, WINOGRAD, Operands(dtype, winograd=True, tiles=True))
+    network = fuse(half, dtype, WINOGRAD, Operands(dtype, winograd=True))
     formed = {key for key, conv in convolutions(network).items() if conv.weight.tiles}
     assert formed == {"decoder.grow.conv", *(f"decoder.{n}.0.conv{i}" for n in ("deep", "wide") for i in (1, 2))}
-    assert not any(conv.weight.winograd for conv in convolutions(network).values())
     whole, *others = (decode(network, z, *plan) for plan in PLANS)
     assert all(torch.equal(whole, other) for other in others)
     assert least < sampling.decibel(sampling.mse([whole], [decode(direct, z, 5, 0)])) < 120
 
 
 @torch.no_grad()
-def test_8_bit_layers_have_the_other_form(build, convolutions):
-    """Which has planes. Their neighbours in 16 bit do not: the same history may serve either."""
+def test_a_clip_goes_on_in_another_plan(build, exact_sums):
+    """Histories are those of the direct form: rings and parked bands continue each other's clip, and a direct one's."""
+    half, z = build(decoder(Group(4)), torch.float16), torch.randn(3, 5, 6, 8)
+    network = fuse(half, torch.float16, WINOGRAD)
+    whole, out = decode(network, z, 3, 0), []
+    runs = [network.plan(1, 5, 6, 2, torch.float32, CPU, parking) for parking in (None, Parking(None, 0), None)]
+    for i, run in enumerate(runs):
+        run.allocate()
+        if i:
+            take_over(run, hand_over(runs[i - 1]))
+        with run.chunk():
+            network.chunk(run, z[i : i + 1], 2, torch.float32, lambda pixels: out.append(pixels.clone()), i == 2)
+    for run in runs:
+        run.free()
+    assert torch.equal(torch.cat(out), whole)
+
+
+@torch.no_grad()
+def test_layers_without_such_kernels(build, convolutions):
+    """Those in 8 bit, whose products are summed in fp16, or whose results may have another type."""
     half = build(Program.of("decoder", 8, Conv("enter", 8, 128), Res("deep.0", 128, 128, Group(4)), TILES,
                             Res("wide.0", 128, 128, Group(4)), Pixels("n", "c", 128, Group(4))),
                  torch.float16)  # fmt: skip
-    keys = [key for key in eligible(half) if "deep" in key]
-    operands = Operands(torch.float16, Policy(dict.fromkeys(keys, "fp8"), {}), winograd=True, tiles=True)
-    found = convolutions(fuse(half, torch.float16, WINOGRAD, operands))
-    assert {key for key, conv in found.items() if conv.weight.winograd} == set(keys)
-    assert {key for key, conv in found.items() if conv.weight.tiles} == {f"decoder.wide.0.conv{i}" for i in (1, 2)}
+    eighth = Policy(dict.fromkeys([key for key in eligible(half) if "deep" in key], "fp8"), {})
+    some = {f"decoder.wide.0.conv{i}" for i in (1, 2)}
+    for policy, formed in ((eighth, some), (Policy(half_accumulate=True), set())):
+        network = fuse(half, torch.float16, WINOGRAD, Operands(torch.float16, policy, winograd=True))
+        found = convolutions(network)
+        assert {key for key, conv in found.items() if conv.weight.tiles} == formed
+        assert network.formed == (len(formed), len(found))
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("seedvr2", torch.float16), ("wan2.1", torch.bfloat16)])
 def test_published(convolutions, name, dtype):
-    """Most work of a published network has this form where the card's target says so, and plans state the memory of the
+    """Most work of a published network has this form where it is on, and plans state the memory of the
     direct form, with at most 16/9 of the weights."""
     one = by_name(name)
-    direct, tiled, planes = (FusedWalk(one, one.published.config, dtype, o) for o in (DEFAULTS, WINOGRAD, WINOGRAD))
-    tiled.tiles = lambda half: True
+    direct, tiled = (FusedWalk(one, one.published.config, dtype, options) for options in (DEFAULTS, WINOGRAD))
     for half in ("decoder", "encoder"):
-        assert not any(c.weight.tiles for walk in (direct, planes) for c in convolutions(walk.network(half)).values())
-        assert not any(c.weight.winograd for c in convolutions(tiled.network(half)).values())
+        assert not any(c.weight.tiles for c in convolutions(direct.network(half)).values())
         calls = tiled.run(half, 45, 80).calls.values()
         assert sum(c.work for c in calls if c.weight.tiles) > 0.6 * sum(c.work for c in calls)
         sizes = [walk.sizes(half, 1, 1, 90, 160, torch.float32).device for walk in (direct, tiled)]
@@ -111,16 +132,49 @@ def test_tuning_leaves_it_alone():
     """Each width has one schedule: what is tuned are the layers of other forms."""
     one, here = by_name("seedvr2"), prebuilt("card", 120, "C")
     walk = FusedWalk(one, one.published.config, torch.float16, WINOGRAD)
-    walk.tiles = lambda half: True
     kinds = [layer.kind for layer in layers(walk, here)]
     assert kinds and not any(k.channels == k.outputs and k.phases == 1 and not k.strided for k in kinds)
 
 
-@pytest.mark.parametrize(("sm", "letter", "tiles"), [
-    (86, "", True), (89, "", True), (120, "", True), (86, "A", True), (120, "C", True), (80, "", False),
-    (90, "", False), (100, "", False),
-])  # fmt: skip
-def test_cards(sm, letter, tiles):
-    """Consumer cards, by Triton's code for them or by a set's."""
-    here = prebuilt("card", sm, letter) if letter else capabilities("card", sm, (3, 6))
-    assert here.tiles == tiles
+@pytest.mark.parametrize(("name", "precision", "kind", "word"), [
+    ("seedvr2", torch.float16, Policy(), None), ("seedvr2", torch.float16, Policy(half_accumulate=True), "in fp16"),
+    ("seedvr2", torch.float16, Policy({"decoder.mid_block.resnets.0.conv1": "fp8"}), "in 8 bit"),
+    ("ltx", torch.bfloat16, Policy(), "LTX lost 3.3 dB"),
+], ids=["fp16", "fp16_fast", "fp8", "ltx"])  # fmt: skip
+def test_why_a_component_has_none(name, precision, kind, word):
+    one = by_name(name)
+    walk = FusedWalk(one, one.published.config, precision, WINOGRAD)
+    walk.use("decoder", kind)
+    why = walk.no_winograd("decoder")
+    assert why is None if word is None else word in why
+
+
+#: Cards by name -> whether layers have the form by default.
+CARDS = {
+    **{gpu.name: gpu.rates in ("geforce", "full") for gpu in GPUS}, "NVIDIA GeForce RTX 5070 Ti": True,
+    "NVIDIA GeForce RTX 4070 Laptop GPU": True, "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": True,
+    "NVIDIA H100 80GB HBM3": False, "NVIDIA A100-SXM4-80GB": False, "NVIDIA GH200 480GB": False, "NVIDIA B200": False,
+    "NVIDIA GB10": True, "NVIDIA RTX A6000": True, "sm_86": True, "sm_90": False, "sm_120": True,
+}  # fmt: skip
+_SM = {"A100-SXM4": 80, "A6000": 86, "sm_86": 86, "Laptop": 89, "H100": 90, "GH200": 90, "sm_90": 90, "B200": 100,
+       "GB10": 121}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_cards(name, monkeypatch):
+    """By its row or, without one, its generation: the same for every way of launching kernels. The option decides
+    where it is given, and what the driver refused is off in any case."""
+    row = next((gpu.sm for gpu in GPUS if gpu.name == name), None)
+    sm = row or next((sm for word, sm in _SM.items() if word in name), 120)
+    monkeypatch.setattr(targets, "triton_version", lambda: (3, 6))
+    for here in projected(name, sm)[:-1]:
+        assert DEFAULTS.decided(here).winograd == CARDS[name], here.way
+        assert WINOGRAD.decided(here).winograd and not DEFAULTS.switched(off=["winograd"]).decided(here).winograd
+        refused = replace(here, winograd_off="refused")
+        assert not DEFAULTS.decided(refused).winograd and not WINOGRAD.decided(refused).winograd
+    assert not DEFAULTS.decided(projected(name, sm, "plain")[-1]).winograd
+
+
+def test_a_data_centre_card_keeps_its_form_under_a_set():
+    """An H200 without Triton runs code of RTX 50, and is no RTX 50."""
+    assert not DEFAULTS.decided(under("C", "NVIDIA H200", 90)).winograd

@@ -217,7 +217,7 @@ def test_another_thread_meets_a_full_card_at_most(noise):
 @pytest.mark.parametrize("on", [[], ["winograd"]], ids=["direct", "winograd"])
 def test_packing(on):
     """Segments of torch's allocator in which packed weights lay among fp32 temporaries stayed: up to 0.87 GB."""
-    vae = make("hunyuanvideo1.5", "bf16").with_options(DEFAULTS.switched(on=on))
+    vae = make("hunyuanvideo1.5", "bf16").with_options(replace(DEFAULTS, winograd=bool(on)))
 
     def unused():
         return reserved() - torch.cuda.memory_allocated()

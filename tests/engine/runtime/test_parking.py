@@ -183,29 +183,6 @@ def test_every_band_finds_its_rows_in_one_place(rows, near, unread):
     assert torch.equal(whole, torch.stack((torch.zeros_like(frame), frame)))
 
 
-@pytest.mark.parametrize("head", ["replicate", "zero"])
-@pytest.mark.parametrize("counts", [(1, 1, 1, 2, 1, 1), (2, 1, 2, 2, 1), (1, 2, 1), (1, 1)], ids=str)
-def test_what_stays_is_kept_without_a_visit(head, counts):
-    """The last two frames, in order, of bands that one pass takes together and others one by one."""
-    h, seen = history(150), []
-    h.near = len(h.bands)
-    near, far = torch.full((h.near_bytes(h.near),), 9, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
-    assert [len(left) for left in h.allocate(near, far)] == [0, 0] and not h.held(h.bands[0])
-    for step, count in enumerate(counts):
-        new = list(range(len(seen) + 1, len(seen) + count + 1))
-        before = seen or [new[0] if head == "replicate" else 0]
-        seen = [*([before[0]] * 2 if not seen else []), *seen, *new]
-        for band in h.taller(1, 1 << 30) if not step else h.bands:
-            assert h.stays(band)
-            for part, data, slot in h.keep(band, count, head):
-                assert data.shape == (2, part.bottom - part.top, 3, 1)
-                for i, value in enumerate(new):
-                    data[(slot + i) % 2] = value
-        for band in h.bands:
-            frames = torch.cat(h.held(band))
-            assert [f.unique().tolist() for f in frames] == [[float(v)] for v in seen[-2:]]
-
-
 def test_order_of_parking():
     """Histories that travel most for their work stay first."""
     busy, idle, twice = history(300, work=1000), history(300, work=10), history(300, times=2, work=1000)

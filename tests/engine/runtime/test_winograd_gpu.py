@@ -1,5 +1,5 @@
-"""On a real GPU: Winograd convolutions give the same bits under every placement of histories, near those of direct
-ones."""
+"""On a real GPU: convolutions in Winograd form give the same bits under every placement of histories, near those of
+direct ones."""
 
 from dataclasses import replace
 
@@ -24,19 +24,20 @@ PLACEMENTS = [
     (Steps(3, 0), None),
 ]
 WARM = ("seedvr2-128 winograd", "hunyuanvideo1.5-128 winograd")
-#: Of a decode in Winograd form against the direct one, dB: by the references 65.7, 27.5 and 35.1 for SeedVR2.
+#: Of a decode in Winograd form against the direct one, dB. In 8 bit only the layers that stay in 16 bit have it.
 LEAST = {"fp16": 60, "fp8": 26, "int8": 30}
 
 
 @pytest.mark.parametrize("precision", LEAST)
 def test_every_placement_has_the_same_bits(precision, monkeypatch):
-    direct = make("seedvr2-128", precision)
+    direct = make("seedvr2-128", precision).with_options(DEFAULTS.switched(off=["winograd"]))
     vae = direct.with_options(DEFAULTS.switched(on=["winograd"]))
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(1, 16, 3, 37, 27, generator=generator)
     video = torch.rand(1, 9, 8 * 37 + 5, 8 * 27 + 3, 3, generator=generator)
     frames, latent = vae.decode(z), vae.encode(video)
-    assert LEAST[precision] < decibel(4 * (frames - direct.decode(z)).square().mean().item()) < 120
+    assert LEAST[precision] < decibel(4 * (frames - direct.decode(z)).square().mean().item())
+    assert ("in Winograd form" in vae.last_report.kernels) == bool(vae.planner.walk.network("encoder").formed[0])
     plan = vae.planner.plan
     for steps, parking in PLACEMENTS:
         monkeypatch.setattr(vae.planner, "plan", lambda *a, s=steps, p=parking, **o: replace(
@@ -46,8 +47,8 @@ def test_every_placement_has_the_same_bits(precision, monkeypatch):
 
 
 def test_equal_bits(monkeypatch):
-    """HunyuanVideo 1.5: planes behind norms over channels and of a residual stream, borders that are copies."""
-    direct = make("hunyuanvideo1.5-128", "fp16")
+    """HunyuanVideo 1.5: behind norms over channels, upsamplers of a residual stream, borders that are copies."""
+    direct = make("hunyuanvideo1.5-128", "fp16").with_options(DEFAULTS.switched(off=["winograd"]))
     vae = direct.with_options(DEFAULTS.switched(on=["winograd"]))
     z = torch.randn(1, vae.latent_channels, 4, 7, 6, generator=torch.Generator().manual_seed(1))
     frames, plan = vae.decode(z), vae.planner.plan

@@ -28,9 +28,8 @@ def kinds():
     """Return the kinds of the families with most of them, in all types."""
     found = {}
     for architecture in ARCHITECTURES[:3]:
-        for winograd in (False, True):
-            for layer in layers(walk(architecture, winograd=winograd), capabilities("sm_90", 90, (3, 7))):
-                found[layer.kind] = layer
+        for layer in layers(walk(architecture), capabilities("sm_90", 90, (3, 7))):
+            found[layer.kind] = layer
     for kind in list(found):
         types = [(torch.int8, "i32"), (FP8, "f32"), (FP8, "f16"), (torch.float16, "f16")]
         for dtype, accumulate in types:
@@ -51,10 +50,8 @@ def test_candidates(kinds, sm):
         most = max(most, len(found))
         assert found[0] == table(here, kind) and len(set(found)) == len(found) <= 8, kind
         for s in found[1:]:
-            assert s.positions >= (64 if kind.small or kind.form == "winograd" else 128), (kind, s)
+            assert s.positions >= (64 if kind.small else 128), (kind, s)
             assert min(s.columns // s.slices, s.tail or s.columns) >= min(16, kind.outputs // 4), (kind, s)
-            assert kind.form == "direct" or s.positions in (64, 128)
-            assert kind.form == "direct" or kind.outputs % (s.columns + s.tail) == 0, (kind, s)
             if kind.dtype == FP8 and kind.accumulate == "f16":
                 assert s.depth <= HALF_DEPTH, (kind, s)
             whole = kind.channels if not s.rest and kind.channels % s.depth == 0 else kind.channels * kind.row
@@ -89,26 +86,13 @@ def test_layers():
     assert all(layer.kind.row > 1 and layer.share >= LEAST and layer.flop > 0 for layer in found)
     assert {layer.kind.phases for layer in found} == {1, 4, 8}
     assert any(layer.kind.small for layer in found) and any(layer.kind.strided for layer in found)
-    assert {layer.kind.form for layer in found} == {"direct"}
     assert [Layer.from_dict(layer.as_dict()) for layer in found] == found
-
-
-def test_winograd():
-    """Winograd layers are tried where they are switched on."""
-    here = capabilities("sm_90", 90, (3, 7))
-    forms = [layer.kind.form for layer in layers(walk(DEFAULT, winograd=True), here)]
-    assert forms.count("winograd") > 5
-    wan = next(a for a in ARCHITECTURES if a.name == "wan2.1")
-    found = [layer.kind for layer in layers(walk(wan, winograd=True), here) if layer.kind.form == "winograd"]
-    narrow = [kind for kind in found if kind.outputs in (96, 192)]
-    assert narrow and all(candidates(here, kind) == [table(here, kind)] for kind in narrow)
-    assert all(len(candidates(here, kind)) > 1 for kind in found if kind not in narrow)
 
 
 def test_kind_text():
     """A kind of layer reads as text."""
-    kind = Kind("direct", "float8_e4m3fn", "f16", 128, 256, True, 8, 2, True, True)
+    kind = Kind("float8_e4m3fn", "f16", 128, 256, True, 8, 2, True, True)
     assert str(kind) == ("float8_e4m3fn summed in f16 128->256 upsampling time and space strided with sums small "
                          "planes")  # fmt: skip
-    assert str(Kind("winograd", "float16", "f32", 128, 256, False, 1, 3, False, False)) == "float16 128->256 winograd"
+    assert str(Kind("float16", "f32", 128, 256, False, 1, 3, False, False)) == "float16 128->256"
     assert Schedule(**vars(Schedule(1, 2, 3, 4, 5))) == Schedule(1, 2, 3, 4, 5)

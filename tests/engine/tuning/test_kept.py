@@ -18,7 +18,7 @@ from zerowaste_vae.engine.tuning.candidates import candidates
 from zerowaste_vae.engine.tuning.kept import Tuning
 
 MACHINE = {"gpu": "A Card, 16 GB", "sm": 89, "driver": "1.2", "torch": "2", "triton": "3.7", "zerowaste_vae": "0.1.0"}
-KIND = Kind("direct", "float16", "f32", 128, 256, False, 1, 3, False, True)
+KIND = Kind("float16", "f32", 128, 256, False, 1, 3, False, True)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def damaged(tuning):
     yield text[: len(text) // 2]
     yield "[]"
     yield ""
-    yield text.replace('"format": 1', '"format": 0')
+    yield text.replace('"format": 2', '"format": 1')
     yield text.replace("A Card", "Another Card")  # copied from another machine
     yield text.replace('"positions": 128', '"positions": 32')  # more sums than plans state
     yield text.replace('"float16"', '"float61"')

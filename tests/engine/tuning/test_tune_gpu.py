@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
 # Last but for the kernels' own checks: it compiles by itself, on cores that the kernels of others want before.
-WARM = ("seedvr2-small", "hunyuanvideo1.5-128 winograd")
+WARM = ("seedvr2-small",)
 DEVICE = torch.device("cuda", 0)
 #: More shared memory than any GPU has.
 TOO_LARGE = Schedule(256, 256, 128, 8, 6)

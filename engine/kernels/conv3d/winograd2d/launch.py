@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...prebuilt.driver import driver
+from ...prebuilt.errors import PrebuiltError, WrittenError
 from ...prebuilt.launch import written
 from ..arguments import by_phase
 from ..schedules import SMALL_PLANE
@@ -41,7 +42,9 @@ def form_of(weight: Weight, frame: tuple[int, int], epilogue: Epilogue) -> Form:
 
 def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue,
            start: int) -> Partials | None:  # fmt: skip
-    """Run the kernel on a plain buffer [slots, Hp, Wp, C]; phase by phase."""
+    """Run the kernel on a plain buffer [slots, Hp, Wp, C]; phase by phase.
+
+    Raises: WrittenError where the driver does not take it."""
     if weight.phases != (1, 1, 1):
         for part, place, one in by_phase(weight, out, epilogue):
             launch(x, part, place, geometry, one, start)
@@ -59,7 +62,6 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     (top, left), residual = geometry.origin, out if epilogue.residual is None else epilogue.residual
     blocks = k // form.outputs
     tensors = (x, weight.data, out, residual, epilogue.bias, partials and partials.data)
-    function = written(x.get_device(), form.symbol, repr(form), form.shared, lambda: text(form))
     block = ctypes.create_string_buffer(_PACKED.size)
     _PACKED.pack_into(
         block, 0, *(0 if t is None else t.data_ptr() for t in tensors), slots, start, rows * pitch, pitch,
@@ -68,6 +70,11 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     )  # fmt: skip
     address = ctypes.addressof(block)
     places = (ctypes.c_void_p * len(_PLACES))(*(address + place for place in _PLACES))
-    stream = torch._C._cuda_getCurrentRawStream(x.get_device())
-    driver().launch(x.get_device(), function, (blocks * across * down * d,), form.threads, form.shared, stream, places)
+    device, grid = x.get_device(), (blocks * across * down * d,)
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    try:
+        function = written(device, form.symbol, repr(form), form.shared, lambda: text(form))
+        driver().launch(device, function, grid, form.threads, form.shared, stream, places)
+    except PrebuiltError as error:
+        raise WrittenError(str(error)) from error
     return partials

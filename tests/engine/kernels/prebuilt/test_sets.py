@@ -24,7 +24,7 @@ from zerowaste_vae.engine.precision.modes import PRECISIONS
 TOOLS = Path(__file__).resolve().parents[4] / "tools"
 TYPES = (PRECISIONS["fp16"], PRECISIONS["bf16"])
 FAMILIES = [one for one in ARCHITECTURES if one.published]
-WAYS = (DEFAULTS, DEFAULTS.switched(on=["winograd"]), DEFAULTS.switched(off=["composed_upsample"]))
+WAYS = (DEFAULTS, DEFAULTS.switched(off=["composed_upsample"]))
 #: Those of the sets that are there.
 THERE = [form for form in FORMS if form in library().sets]
 
