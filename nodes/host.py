@@ -256,7 +256,6 @@ class EngineVAE(comfy.sd.VAE):
             others(self.engine, gpus, made, functools.partial(residents.make_room, patcher=self.patcher)) as shared,
         ):
             loaded = time.perf_counter() - started
-            self.engine.on_pressure = functools.partial(residents.clear, self.device, self.patcher)
             say_here("; ".join(notes()) or f"{operation}: planning")
             watched = {"progress": shown, "cancel": mm.processing_interrupted, "on_plan": begin, "plan": made}
             try:
@@ -270,7 +269,6 @@ class EngineVAE(comfy.sd.VAE):
                 # not, nor a run's memory with its graphs, up to 1 GB: the host does not know of it.
                 POOL.release()
                 KEPT.release()
-                self.engine.on_pressure = None
 
     @contextmanager
     def _loaded(
@@ -285,8 +283,9 @@ class EngineVAE(comfy.sd.VAE):
         for engine in self._engines:  # packed weights that this run's plan does not count
             engine.release_packed(keep=half if engine is self.engine else "")
         before, kept = residents.Before(self.device, self.patcher), None
+        among = residents.Among(self.engine, self.patcher, here, half, size, Request(**options), rest, keep)
         if self._on_gpu:
-            kept = residents.choose(self.engine, self.patcher, here, half, size, Request(**options), rest, keep)
+            kept = among.choose(self.engine.planner)
         residents.load(self.patcher, self.device, kept.needs if kept else 0)
         self.engine.patches = patched(self.patcher)  # the patches are on the weights only now
         if layer := altered(self.engine.model):
@@ -299,7 +298,14 @@ class EngineVAE(comfy.sd.VAE):
 
         context = getattr(mm, "cuda_device_context", None)
         with context(self.device) if context else nullcontext():
-            yield kept and kept.plan, notes
+            try:
+                self.engine.on_pressure = functools.partial(residents.clear, self.device, self.patcher)
+                self.engine.on_change = among.again
+                yield kept and kept.plan, notes
+            finally:
+                self.engine.on_pressure = self.engine.on_change = None
+                if kept and kept.out:  # it comes back into the memory that torch would keep
+                    mm.soft_empty_cache()
 
     @property
     def _on_gpu(self) -> bool:

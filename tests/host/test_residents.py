@@ -4,13 +4,14 @@ GPU, and fake models."""
 from running import inside
 
 LEDGER = """
+from types import SimpleNamespace
 import comfy.model_management as mm
 import torch
 from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.request import Request
 from zerowaste_vae.nodes import residents
 from zerowaste_vae.tests.nodes.ledger import (
-    GIB, GPU, Card, Model, Planner, Way, engine_of, listed, runs, scene,
+    GIB, GPU, Card, Model, Planner, Way, listed, runs, scene,
 )
 assert Machine.spare(Machine(GPU, 16 * GIB, None), True) < GIB
 
@@ -19,8 +20,9 @@ def on(card, *models):
     mm.current_loaded_models[:] = [listed(model, mm) for model in models]
 
 def prepare(card, vae, planner, keep="auto", packed=0):
-    kept = residents.choose(engine_of(planner, packed), vae, Machine.bare(GPU, card.size), "decoder", (1, 4, 8, 8),
-                            Request(), (0, 0), keep)
+    among = residents.Among(SimpleNamespace(packed_bytes=packed), vae, Machine.bare(GPU, card.size), "decoder",
+                            (1, 4, 8, 8), Request(), (0, 0), keep)
+    kept = among.choose(planner)
     residents.load(vae, GPU, kept.needs)
     return kept
 
