@@ -256,7 +256,8 @@ class EngineVAE(comfy.sd.VAE):
             others(self.engine, gpus, made, functools.partial(residents.make_room, patcher=self.patcher)) as shared,
         ):
             loaded = time.perf_counter() - started
-            say_here("; ".join(notes()) or f"{operation}: planning")
+            say_here(f"{operation}: planning")
+            say_here("; ".join(notes()))  # what else is on the card, if anything
             watched = {"progress": shown, "cancel": mm.processing_interrupted, "on_plan": begin, "plan": made}
             try:
                 told = self.decoder if operation == "decode" else {}
