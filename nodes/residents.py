@@ -186,9 +186,9 @@ class Before:
         stayed, left = ({n: size for n, size in some.items() if size >= WORTH_SAYING} for some in (stayed, left))
         parts = []
         if stayed:
-            parts.append(f"beside {' and '.join(stayed)} ({sum(stayed.values()) / GIB:.1f} GB stay)")
+            parts.append(f"beside {', '.join(stayed)} ({sum(stayed.values()) / GIB:.1f} GB stay)")
         if left:
-            size, names = sum(left.values()) / GIB, " and ".join(left)
+            size, names = sum(left.values()) / GIB, ", ".join(left)
             back = f"moves {size:.1f} GB of {names} out, {seconds:.1f} s to bring back"
             parts.append(back if seconds else f"moves {size:.1f} GB of {names} out")
         return "; ".join(parts)
