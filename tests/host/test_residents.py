@@ -94,6 +94,17 @@ assert model.calls == []
 card, vae, (model,) = room(2 * GIB + GIB // 2, big | {"dynamic": False, "stays": True})
 kept = prepare(card, vae, Planner([Way(3 * GIB, 1.0), Way(3 * GIB // 2, 2.0)]), "auto")
 assert kept.plan.peak_bytes == 3 * GIB // 2 and model.loaded == 10 * GIB and kept.out == 0
+# --reserve-vram: so much stays free besides.
+from zerowaste_vae.engine.system.orders import ORDERS
+before = mm.EXTRA_RESERVED_VRAM
+ORDERS.reserved = mm.EXTRA_RESERVED_VRAM = 2 * GIB
+card, vae, (model,) = room(needs + 2 * GIB, big)
+prepare(card, vae, one)
+assert model.calls == []
+card, vae, (model,) = room(needs + GIB, big)
+kept = prepare(card, vae, one)
+assert model.calls == [("part", GIB)] and runs(card, vae, kept) and card.free() >= 2 * GIB
+ORDERS.reserved, mm.EXTRA_RESERVED_VRAM = 0, before
 # --disable-smart-memory: the host unloads everything, by its own rule.
 mm.DISABLE_SMART_MEMORY = True
 card, vae, (model,) = room(needs, big)

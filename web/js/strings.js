@@ -36,7 +36,7 @@ export function said(text) {
   return translatedAll(text, own.said);
 }
 
-/** The line of a running node: a sentence of its report, or a line whose parts are known, not their every combination. */
+/** The line of a running node: a sentence of its report, or one whose parts are known, not their every combination. */
 export function saidRunning(text) {
   const whole = said(text);
   return whole !== text ? whole : text.split(/(: |, )/).map((part) => translated(part, own.running)).join("");
