@@ -139,9 +139,9 @@ def wan():
     return real("wan2.1", True)
 
 
-def among(planner, latents, free, keep, model=WAN, clips=1):  # of 832x480
+def among(planner, latents, free, keep, model=WAN, clips=1, sides=(60, 104)):  # 832x480 for most
     def plan(request, limits):
-        return planner.plan("decoder", (latents, 60, 104), request, limits)
+        return planner.plan("decoder", (latents, *sides), request, limits)
 
     card = Card(free + SPARE, models=(model,))
     return Keeping(plan, latents, clips, Request(), EMPTY, card).choose(keep, lambda: LINK)
@@ -183,6 +183,17 @@ def test_frames_beside_a_model_have_the_same_bits(vae_file, noise):
         frames.append(vae.decode(z, plan=kept.plan, on_plan=told.append))
         assert told[-1] is kept.plan and bool(kept.out) == (keep == "never")
     assert told[0].steps != told[1].steps and torch.equal(*frames)
+
+
+def test_times_that_are_not_known_are_not_compared():
+    """Of plain torch's shorter chunks: `auto` moves what the quickest plan lacks. Passes, whose copies are known, do
+    compare."""
+    plain, passes = real("wan2.1", False), real("ltx-diffusion", False)
+    ends = {keep: among(plain, 9, 4 * GIB, keep) for keep in ("always", "never", "auto")}
+    assert ends["always"].out < ends["auto"].out == ends["never"].out
+    file = replace(WAN, pinned=0.0)
+    ends = {keep: among(passes, 9, 6 * GIB, keep, file, sides=(22, 40)) for keep in ("always", "never", "auto")}
+    assert ends["always"].plan.steps.passes > 1 and ends["always"].out == ends["auto"].out < ends["never"].out
 
 
 def test_plans_with_copies_take_as_long_as_their_link():
