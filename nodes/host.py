@@ -194,7 +194,7 @@ class EngineVAE(comfy.sd.VAE):
             clips = images[0].view(size[0], -1, *shape[2:])
             return Preview(clips, plan, size[1], self.engine.frames, self._on_gpu) if shows_previews() else None
 
-        with self.running("decode", size, settings, {"output": output}, preview=preview) as run:
+        with self.running("decode", size, settings, output, preview=preview) as run:
             images.append(held(*kept))
             self.engine.decode(latent, out=images[0], any_vae=True, **run.options)
         outcome = self.outcome(run, size, settings)
@@ -226,12 +226,12 @@ class EngineVAE(comfy.sd.VAE):
 
     @contextmanager
     def running(
-        self, operation: str, size: tuple[int, int, int, int], settings: Settings, output: dict[str, str] = {},  # noqa: B006
+        self, operation: str, size: tuple[int, int, int, int], settings: Settings, output: str = "",
         rest: tuple[int, int] = (0, 0), preview: Callable[[Plan], Preview | None] = lambda plan: None,
     ) -> Iterator[Running]:  # fmt: skip
         """Prepare a "decode" or "encode" of this size: room and weights, the host's bar and its stop button. output: of
-        a Request, where it is not the usual one; rest: as for plans."""
-        options, gpus = settings.options() | output, settings.gpus
+        a decode's Request; rest: as for plans."""
+        options, gpus = settings.options() | ({"output": output} if output else {}), settings.gpus
         keep = settings.keep_models if gpus == "auto" else ""
         if operation == "encode" and not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
@@ -256,8 +256,8 @@ class EngineVAE(comfy.sd.VAE):
             others(self.engine, gpus, made, functools.partial(residents.make_room, patcher=self.patcher)) as shared,
         ):
             loaded = time.perf_counter() - started
-            self.engine.on_pressure = functools.partial(residents.clear, self.device, self.patcher)
-            say_here("; ".join(notes()) or f"{operation}: planning")
+            say_here(f"{operation}: planning")
+            say_here("; ".join(notes()))  # what else is on the card, if anything
             watched = {"progress": shown, "cancel": mm.processing_interrupted, "on_plan": begin, "plan": made}
             try:
                 told = self.decoder if operation == "decode" else {}
@@ -270,7 +270,6 @@ class EngineVAE(comfy.sd.VAE):
                 # not, nor a run's memory with its graphs, up to 1 GB: the host does not know of it.
                 POOL.release()
                 KEPT.release()
-                self.engine.on_pressure = None
 
     @contextmanager
     def _loaded(
@@ -285,8 +284,9 @@ class EngineVAE(comfy.sd.VAE):
         for engine in self._engines:  # packed weights that this run's plan does not count
             engine.release_packed(keep=half if engine is self.engine else "")
         before, kept = residents.Before(self.device, self.patcher), None
+        among = residents.Among(self.engine, self.patcher, here, half, size, Request(**options), rest, keep)
         if self._on_gpu:
-            kept = residents.choose(self.engine, self.patcher, here, half, size, Request(**options), rest, keep)
+            kept = among.choose(self.engine.planner)
         residents.load(self.patcher, self.device, kept.needs if kept else 0)
         self.engine.patches = patched(self.patcher)  # the patches are on the weights only now
         if layer := altered(self.engine.model):
@@ -299,7 +299,14 @@ class EngineVAE(comfy.sd.VAE):
 
         context = getattr(mm, "cuda_device_context", None)
         with context(self.device) if context else nullcontext():
-            yield kept and kept.plan, notes
+            try:
+                self.engine.on_pressure = functools.partial(residents.clear, self.device, self.patcher)
+                self.engine.on_change = among.again
+                yield kept and kept.plan, notes
+            finally:
+                self.engine.on_pressure = self.engine.on_change = None
+                if kept and kept.out:  # it comes back into the memory that torch would keep
+                    mm.soft_empty_cache()
 
     @property
     def _on_gpu(self) -> bool:

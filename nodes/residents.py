@@ -14,6 +14,7 @@ from ..engine import VideoVAE, log
 from ..engine.planning.budget import Limits, Machine
 from ..engine.planning.keeping import Keeping, Kept
 from ..engine.planning.plan import Plan
+from ..engine.planning.planner import Planner
 from ..engine.planning.residents import Card, Resident
 from ..engine.request import Request
 from ..engine.runtime import link
@@ -66,28 +67,43 @@ def _unloaded(patcher: object, device: torch.device) -> int:
     return patcher.model_size() - (patcher.loaded_size() if here else 0)
 
 
-def choose(
-    engine: VideoVAE, patcher: object, machine: Machine, half: str, size: tuple[int, int, int, int], request: Request,
-    rest: tuple[int, int], keep: str,
-) -> Kept:  # fmt: skip
-    """Return the plan of a run among the models that are on its card now.
+class Among:
+    """One run among the models that are on its card."""
 
-    Args:
-        engine: what runs, its weights in the hands of `patcher`.
-        machine: with an empty card.
-        half, rest: as of `Planner.plan`.
-        size: clips, latents, height and width in latent pixels.
-        keep: one of `KEEP`; "": several GPUs run it, each as on an empty card.
-    """
+    def __init__(
+        self, engine: VideoVAE, patcher: object, machine: Machine, half: str, size: tuple[int, int, int, int],
+        request: Request, rest: tuple[int, int], keep: str,
+    ) -> None:  # fmt: skip
+        """Prepare to plan it.
 
-    def plan(request: Request, limits: Limits) -> Plan:
-        return engine.planner.plan(half, size[1:], request, limits, rest)
+        Args:
+            engine: runs it, with the weights of `patcher`.
+            machine: with an empty card.
+            half, rest: as of `Planner.plan`.
+            size: clips, latents, height and width in latent pixels.
+            keep: one of `KEEP`; "": several GPUs run it, each as on an empty card.
+        """
+        self._engine, self._patcher, self._machine, self._keep = engine, patcher, machine, keep
+        self._half, self._size, self._request, self._rest = half, size, request, rest
 
-    card = card_of(machine.device, patcher, engine.packed_bytes)
-    if not keep:
-        card = replace(card, models=())
-    choice = Keeping(plan, size[1], size[0], request, machine, card)
-    return choice.choose(keep, functools.partial(link.measured, machine.device))
+    def choose(self, planner: Planner) -> Kept:
+        """Return the plan to follow now. planner: of the engine, or of a copy at another timestep."""
+
+        def plan(request: Request, limits: Limits) -> Plan:
+            return planner.plan(self._half, self._size[1:], request, limits, self._rest)
+
+        device, (clips, latents, *_) = self._machine.device, self._size
+        card = card_of(device, self._patcher, self._engine.packed_bytes)
+        if not self._keep:
+            card = replace(card, models=())
+        choice = Keeping(plan, latents, clips, self._request, self._machine, card)
+        return choice.choose(self._keep or "never", functools.partial(link.measured, device))
+
+    def again(self, planner: Planner) -> Plan:
+        """Return the plan for operands that the clip has settled after the first plan, with room made for it."""
+        kept = self.choose(planner)
+        make_room(kept.needs, self._machine.device, self._patcher)
+        return kept.plan
 
 
 def load(patcher: object, device: torch.device, needs: int) -> None:
@@ -170,9 +186,9 @@ class Before:
         stayed, left = ({n: size for n, size in some.items() if size >= WORTH_SAYING} for some in (stayed, left))
         parts = []
         if stayed:
-            parts.append(f"beside {' and '.join(stayed)} ({sum(stayed.values()) / GIB:.1f} GB stay)")
+            parts.append(f"beside {', '.join(stayed)} ({sum(stayed.values()) / GIB:.1f} GB stay)")
         if left:
-            size, names = sum(left.values()) / GIB, " and ".join(left)
+            size, names = sum(left.values()) / GIB, ", ".join(left)
             back = f"moves {size:.1f} GB of {names} out, {seconds:.1f} s to bring back"
             parts.append(back if seconds else f"moves {size:.1f} GB of {names} out")
         return "; ".join(parts)

@@ -144,7 +144,7 @@ def copies_on(vae: Core, devices: Sequence[torch.device]) -> list[Core]:
 def _copied(vae: Core, device: torch.device) -> Core:
     other = copy.copy(vae)
     other._separate()
-    other.device, other.on_pressure = device, None
+    other.device, other.on_pressure, other.on_change = device, None, None
     there = next((c for c in (vae, *vae._copies.values()) if c.home == other.home), None)
     if there is None:
         shared = {id(p): p for p in staying(vae.model)}

@@ -143,6 +143,8 @@ def _planning(
         nonlocal made
         kept, made = made, None
         changed = not below and vae._settle(half, lambda *there: samples(vae, *there), policy)
+        if changed and kept is not None and vae is core and core.on_change is not None:
+            kept, changed = core.on_change(vae.planner), False
         again = functools.partial(vae._plan, half, size(), request, rest, below, check, drawn)
         try:
             return again(None if changed or vae is not core else kept)

@@ -25,6 +25,7 @@ from ..planning.fusable import why_no_8_bit, why_off
 from ..planning.make import decided, make_planner, mode_here, switched_off
 from ..planning.plain_walk import Torch
 from ..planning.plan import Plan
+from ..planning.planner import Planner
 from ..precision.policy import Policy
 from ..request import Request
 from ..runtime.kept import KEPT
@@ -69,6 +70,9 @@ class Core(Calls):
         self._separate()
         #: Callback that frees memory of other owners when a run finds none; None: there is none.
         self.on_pressure: Callable[[], None] | None = None
+        #: Callback that makes room and plans a clip again whose operands are others than a given plan was made for, by
+        #: the planner that knows them; None: it is planned for what is free.
+        self.on_change: Callable[[Planner], Plan] | None = None
         self._use(DEFAULTS)
 
     def _use(self, options: Options) -> None:
@@ -322,6 +326,7 @@ class Core(Calls):
                 if getattr(module, "timestep", None) is not None:
                     module.timestep = timestep
             timed = self._timed = timestep, self._with_model(model)
+        timed[1].on_pressure, timed[1].on_change = self.on_pressure, self.on_change  # of this call
         return timed[1]  # another thread may have replaced `_timed` by now
 
     def _with_model(self: T, model: nn.Module) -> T:

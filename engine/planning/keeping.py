@@ -79,7 +79,8 @@ class Keeping:
         if keep == "always":
             return self._priced(self._leanest(alone), link())
         speeds, ways = link(), [alone]
-        ways += [way for part in PARTS if (way := self._within(int(part * alone.out))) is not None]
+        found = [way for part in PARTS if (way := self._within(int(part * alone.out))) is not None]
+        ways += [way for way in found if _comparable(way.plan, alone.plan)]
         # Where it costs the same, what can stay does.
         return min((self._priced(way, speeds) for way in ways), key=lambda way: (self._whole(way, speeds), way.out))
 
@@ -117,6 +118,11 @@ class Keeping:
                 found = self._within(part)
                 low, high, best = (part, high, best) if found is None else (low, part, found)
         return replace(best, note=refusals.NOT_ALL_STAY.format(out=in_gb(best.out))) if best.out else best
+
+
+def _comparable(plan: Plan, quick: Plan) -> bool:
+    """Check that it is known how much longer a plan takes than the quickest one: plain torch's chunks have no times."""
+    return plan.seconds > 0 or plan.steps.passes > 1 or plan.steps == quick.steps
 
 
 def run_seconds(plan: Plan, latents: int, link: Link) -> float:

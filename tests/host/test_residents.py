@@ -4,13 +4,14 @@ GPU, and fake models."""
 from running import inside
 
 LEDGER = """
+from types import SimpleNamespace
 import comfy.model_management as mm
 import torch
 from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.request import Request
 from zerowaste_vae.nodes import residents
 from zerowaste_vae.tests.nodes.ledger import (
-    GIB, GPU, Card, Model, Planner, Way, engine_of, listed, runs, scene,
+    GIB, GPU, Card, Model, Planner, Way, listed, runs, scene,
 )
 assert Machine.spare(Machine(GPU, 16 * GIB, None), True) < GIB
 
@@ -19,8 +20,9 @@ def on(card, *models):
     mm.current_loaded_models[:] = [listed(model, mm) for model in models]
 
 def prepare(card, vae, planner, keep="auto", packed=0):
-    kept = residents.choose(engine_of(planner, packed), vae, Machine.bare(GPU, card.size), "decoder", (1, 4, 8, 8),
-                            Request(), (0, 0), keep)
+    among = residents.Among(SimpleNamespace(packed_bytes=packed), vae, Machine.bare(GPU, card.size), "decoder",
+                            (1, 4, 8, 8), Request(), (0, 0), keep)
+    kept = among.choose(planner)
     residents.load(vae, GPU, kept.needs)
     return kept
 
@@ -92,6 +94,17 @@ assert model.calls == []
 card, vae, (model,) = room(2 * GIB + GIB // 2, big | {"dynamic": False, "stays": True})
 kept = prepare(card, vae, Planner([Way(3 * GIB, 1.0), Way(3 * GIB // 2, 2.0)]), "auto")
 assert kept.plan.peak_bytes == 3 * GIB // 2 and model.loaded == 10 * GIB and kept.out == 0
+# --reserve-vram: so much stays free besides.
+from zerowaste_vae.engine.system.orders import ORDERS
+before = mm.EXTRA_RESERVED_VRAM
+ORDERS.reserved = mm.EXTRA_RESERVED_VRAM = 2 * GIB
+card, vae, (model,) = room(needs + 2 * GIB, big)
+prepare(card, vae, one)
+assert model.calls == []
+card, vae, (model,) = room(needs + GIB, big)
+kept = prepare(card, vae, one)
+assert model.calls == [("part", GIB)] and runs(card, vae, kept) and card.free() >= 2 * GIB
+ORDERS.reserved, mm.EXTRA_RESERVED_VRAM = 0, before
 # --disable-smart-memory: the host unloads everything, by its own rule.
 mm.DISABLE_SMART_MEMORY = True
 card, vae, (model,) = room(needs, big)

@@ -185,10 +185,6 @@ class Planner:
         raise PlanError("nothing fits")
 
 
-def engine_of(planner: Planner, packed: int = 0) -> object:
-    return SimpleNamespace(planner=planner, packed_bytes=packed)
-
-
 def runs(card: Card, vae: Model, kept: object, packed: int = 0, auto: bool = True) -> bool:
     """Allocate what a run of the plan takes, and say whether the engine takes it without planning anew."""
     own = packed + vae.loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from zerowaste_vae.engine import demo_vae_path
 from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.request import Request
 
-from .ledger import GIB, GPU, Card, Model, Planner, Rules, Way, engine_of, runs
+from .ledger import GIB, GPU, Card, Model, Planner, Rules, Way, runs
 
 SPARE = Machine.bare(GPU, 16 * GIB).spare(True)
 BIG = {"size": 12 * GIB, "loaded": 10 * GIB, "pins": 12 * GIB}
@@ -29,8 +30,10 @@ class Scene:
 
     def prepare(self, keep="auto", **request):
         before = self.pack.residents.Before(GPU, self.vae)
-        kept = self.pack.residents.choose(engine_of(self.planner), self.vae, Machine.bare(GPU, 16 * GIB), "decoder",
-                                          (1, 4, 8, 8), Request(**request), (0, 0), keep)  # fmt: skip
+        engine = SimpleNamespace(packed_bytes=0)
+        self.among = self.pack.residents.Among(engine, self.vae, Machine.bare(GPU, 16 * GIB), "decoder", (1, 4, 8, 8),
+                                               Request(**request), (0, 0), keep)  # fmt: skip
+        kept = self.among.choose(self.planner)
         self.pack.residents.load(self.vae, GPU, kept.needs)
         self.words = before.words(kept.seconds)
         return kept
@@ -55,6 +58,15 @@ def test_everything_stays_where_it_is_asked_for(pack):
     scene = Scene(pack, 3 * GIB + SPARE, BIG)
     kept = scene.prepare("always")
     assert scene.models[0].calls == [] and kept.plan.peak_bytes == 3 * GIB and runs(scene.card, scene.vae, kept)
+
+
+def test_a_plan_that_turns_out_larger_has_room_made_for_it(pack):
+    """Its 8-bit layers are settled by the clip: more of them in 16 bit take more memory."""
+    scene = Scene(pack, 4 * GIB + SPARE, BIG)
+    scene.prepare()
+    plan = scene.among.again(Planner([Way(5 * GIB, 1.0)], 64 << 20))
+    assert plan.peak_bytes == 5 * GIB and scene.models[0].calls == [("part", GIB)]
+    assert scene.card.free() >= 4 * GIB + SPARE
 
 
 def test_several_gpus_plan_as_on_an_empty_card(pack):

@@ -36,9 +36,10 @@ export function said(text) {
   return translatedAll(text, own.said);
 }
 
-/** The line of a running node, whose parts are known and not their every combination. */
+/** The line of a running node: a sentence of its report, or one whose parts are known, not their every combination. */
 export function saidRunning(text) {
-  return text.split(/(: |, )/).map((part) => translated(part, own.running)).join("");
+  const whole = said(text);
+  return whole !== text ? whole : text.split(/(: |, )/).map((part) => translated(part, own.running)).join("");
 }
 
 // Three significant digits are as many as a plan is good for.

@@ -197,12 +197,18 @@ def test_given_plan(make_vae_file, noise, monkeypatch):
 
 
 def test_plan_of_other_operands(make_vae_file, noise, monkeypatch):
-    """A plan made for other operands is made anew."""
+    """A plan made for other operands is made anew, by who made it if that asks for it."""
     vae, told = load(make_vae_file(), device="cpu"), []
     ready = vae.plan_decode(2, 2, 2)
     monkeypatch.setattr(vae, "_settle", lambda *_: True)
     vae.decode(noise(1, 16, 2, 2, 2), plan=ready, on_plan=told.append)
     assert told == [ready] and told[0] is not ready
+    again, asked = vae.plan_decode(2, 2, 2, chunk=1), []
+    vae.on_change = lambda planner: asked.append(planner) or again
+    vae.decode(noise(1, 16, 2, 2, 2), plan=ready, on_plan=told.append)
+    assert told[1] is again and asked == [vae.planner]
+    vae.decode(noise(1, 16, 2, 2, 2), on_plan=told.append)  # there was no plan, so nobody made room for one
+    assert told[2] == ready and len(asked) == 1
 
 
 def test_raised_plan():

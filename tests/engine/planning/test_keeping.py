@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from zerowaste_vae.engine import load
 from zerowaste_vae.engine.archs import by_name
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.options import DEFAULTS
@@ -138,9 +139,9 @@ def wan():
     return real("wan2.1", True)
 
 
-def among(planner, latents, free, keep, model=WAN, clips=1):  # of 832x480
+def among(planner, latents, free, keep, model=WAN, clips=1, sides=(60, 104)):  # 832x480 for most
     def plan(request, limits):
-        return planner.plan("decoder", (latents, 60, 104), request, limits)
+        return planner.plan("decoder", (latents, *sides), request, limits)
 
     card = Card(free + SPARE, models=(model,))
     return Keeping(plan, latents, clips, Request(), EMPTY, card).choose(keep, lambda: LINK)
@@ -166,6 +167,33 @@ def test_weights_layer_by_layer_are_a_leaner_way():
     assert lean.out == 0 and lean.plan.own.resident < lean.plan.own.layers
     assert quick.out > 2 * GIB and quick.plan.own.resident == quick.plan.own.layers
     assert lean.plan.seconds > quick.plan.seconds > 0
+
+
+def test_frames_beside_a_model_have_the_same_bits(vae_file, noise):
+    vae, z, frames = load(vae_file, device="cpu"), noise(1, 16, 8, 8, 8), []
+    machine = replace(EMPTY, half_ram=0)  # nothing is parked: this runs on a CPU
+
+    def plan(request, limits):
+        return vae.planner.plan("decoder", (8, 8, 8), request, limits)
+
+    quick, short = (plan(request, machine.limits(DEFAULT)).peak_bytes for request in (DEFAULT, Request(chunk=1)))
+    card, told = Card((quick + short) // 2 + SPARE, models=(WAN,)), []
+    for keep in ("never", "always"):
+        kept = Keeping(plan, 8, 1, DEFAULT, machine, card).choose(keep, lambda: LINK)
+        frames.append(vae.decode(z, plan=kept.plan, on_plan=told.append))
+        assert told[-1] is kept.plan and bool(kept.out) == (keep == "never")
+    assert told[0].steps != told[1].steps and torch.equal(*frames)
+
+
+def test_times_that_are_not_known_are_not_compared():
+    """Of plain torch's shorter chunks: `auto` moves what the quickest plan lacks. Passes, whose copies are known, do
+    compare."""
+    plain, passes = real("wan2.1", False), real("ltx-diffusion", False)
+    ends = {keep: among(plain, 9, 4 * GIB, keep) for keep in ("always", "never", "auto")}
+    assert ends["always"].out < ends["auto"].out == ends["never"].out
+    file = replace(WAN, pinned=0.0)
+    ends = {keep: among(passes, 9, 6 * GIB, keep, file, sides=(22, 40)) for keep in ("always", "never", "auto")}
+    assert ends["always"].plan.steps.passes > 1 and ends["always"].out == ends["auto"].out < ends["never"].out
 
 
 def test_plans_with_copies_take_as_long_as_their_link():
