@@ -82,8 +82,10 @@ def load(
     architecture = detect(checkpoint.tensors)
     if architecture is None:
         _refuse(path, checkpoint)
-    if architecture.prepared is not None:
-        checkpoint = replace(checkpoint, tensors=architecture.prepared(checkpoint.tensors))
+    try:
+        checkpoint = _prepared(architecture, checkpoint)
+    except InputError as e:
+        raise CheckpointError(f"{path}: {e}") from e
     codes = {name: held for name, held in checkpoint.codes.items() if name in checkpoint.tensors}
     precision, name = named(precision, where, architecture, bool(codes))
     dtype = PRECISIONS[name]
@@ -120,7 +122,8 @@ def load(
     here = weights_on or ("cpu" if where.type == "cuda" else where)
     vae = VideoVAE(model.to(here), architecture, name, dtype, where, checkpoint.path, precision, waits)
     if rounded:
-        vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)), architecture.prepared)
+        vae.source = Source(checkpoint.path and Path(os.path.abspath(checkpoint.path)),
+                            architecture.preparing(checkpoint.path))  # fmt: skip
     vae.options = replace(vae.options, min_db=min_db)
     if unnamed:
         log.info(f"{path}: {architecture.name}, {' and '.join(h for h in ('encoder', 'decoder') if model.names(h))}")
@@ -137,8 +140,9 @@ def encoder_only(checkpoint: Checkpoint, norm_groups: int | None = None) -> tupl
     architecture = detect(checkpoint.tensors)
     if architecture is None or holds(checkpoint.tensors, "decoder"):
         return None
-    shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:
+        checkpoint = _prepared(architecture, checkpoint)
+        shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
         architecture = of_encoder(architecture, sizes(architecture, shapes, checkpoint, norm_groups))
         config = sizes(architecture, shapes, checkpoint, norm_groups)
         with torch.device("meta"):
@@ -146,6 +150,11 @@ def encoder_only(checkpoint: Checkpoint, norm_groups: int | None = None) -> tupl
     except InputError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
     return (architecture.of(config), config) if encoder and all(key in shapes for key in encoder) else None
+
+
+def _prepared(architecture: Architecture, checkpoint: Checkpoint) -> Checkpoint:
+    prepare = architecture.preparing(checkpoint.path)
+    return checkpoint if prepare is None else replace(checkpoint, tensors=prepare(checkpoint.tensors))
 
 
 def _refuse(path: object, checkpoint: Checkpoint) -> NoReturn:

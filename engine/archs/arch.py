@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -153,8 +155,8 @@ class Architecture:
     #: An even number of latents decodes to `temporal` frames of each, of the first one too, and all frames are encoded,
     #: those that fill no latent with the first.
     pairs: bool = False
-    #: Turns the parameters of older files into those of the network.
-    prepared: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
+    #: Turns the parameters of a file of this name into those of the network, where they differ. Raises InputError.
+    prepared: Callable[[Mapping[str, Tensor], str], dict[str, Tensor]] | None = None
     #: Parameters that stay in fp32 whatever the type of the others.
     wide: tuple[str, ...] = ()
     #: Returns the name of a file's sizes, where they are not the published ones; "" if they have none.
@@ -209,6 +211,10 @@ class Architecture:
     @property
     def name(self) -> str:
         return self.keys.name
+
+    def preparing(self, path: Path | None) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None:
+        """Return `prepared` for this file."""
+        return self.prepared and functools.partial(self.prepared, file="" if path is None else path.name)
 
     def build(self, config: Any) -> Network:
         """Build the network of these sizes. Raises InputError if no network has them."""

@@ -112,7 +112,7 @@ def encoder(config: Config) -> Program:
     return ltx.encoder(config.others)
 
 
-def folded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def folded(tensors: Mapping[str, Tensor], file: str = "") -> dict[str, Tensor]:
     """Multiply the gates of older files into the products that they follow, and leave out what only training needs."""
     out = {name: t for name, t in tensors.items() if not name.startswith("decoder.coarse_")}
     for name in [n for n in out if n.rpartition(".")[2] in _GATES]:

@@ -27,7 +27,7 @@ def native(names: list[str]) -> dict[str, str | None]:
     return {name: next((old.sub(new, name) for old, new in _NAMES if old.fullmatch(name)), None) for name in names}
 
 
-def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def merged(tensors: Mapping[str, Tensor], file: str = "") -> dict[str, Tensor]:
     """Return a network's tensors with queries, keys and values of each head in one product, as original files have
     them: rows in order of head, part and channel. Gates come before the values that they multiply, which is the other
     way round in these files, and the decoder has its unused `mask_token`. Tensors of other files stay as they are."""

@@ -66,7 +66,8 @@ def random_checkpoint(
         state = architecture.build(config).state_dict()
     where = device or torch.device("cpu")
     generator, draws = torch.Generator(where).manual_seed(seed), published.draws
-    fixed = {name: torch.tensor(values, dtype=torch.float32, device="cpu") for name, values in draws.fixed}
+    one_or_all = {name: values if len(values) > 1 else values[0] for name, values in draws.fixed}
+    fixed = {name: torch.tensor(value, dtype=torch.float32, device="cpu") for name, value in one_or_all.items()}
     tensors = {name: values.expand(state[name].shape).contiguous() for name, values in fixed.items()}
     for name in sorted(state.keys() - tensors):
         drawn = torch.randn(state[name].shape, generator=generator, dtype=torch.float32, device=where)

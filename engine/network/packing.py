@@ -47,3 +47,14 @@ class PackedLatents(nn.Module):
         b, c, t, h, w = *z.shape[:3], z.shape[3] // SIDE, z.shape[4] // SIDE
         z = z[..., : SIDE * h, : SIDE * w].float().cpu().reshape(b, c, t, h, SIDE, w, SIDE)
         return (z.permute(0, 1, 4, 6, 2, 3, 5).reshape(b, SIDE**2 * c, t, h, w) - mean) / deviation
+
+
+class Repacked(PackedLatents):
+    """The same without statistics: external latents have the network's units."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self._buffers.clear()
+
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        return torch.zeros((), device="cpu"), torch.ones((), device="cpu")

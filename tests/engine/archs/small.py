@@ -19,6 +19,7 @@ from zerowaste_vae.engine.archs import (
     qwen_image21,
     seedvr2,
     svd,
+    tae,
     wan,
 )
 from zerowaste_vae.engine.bench.subject import random_checkpoint
@@ -54,6 +55,8 @@ SMALL = {
     "minimaxh3": minimax_h3.Config(None, 64, 3, 96, norm_groups=4),
     "mage": mage.Config(32, 48, 16, 16, 2, 2, 32, 1, 1, norm_groups=4),
     "svd": svd.Config(None, WIDTHS, 4, 4, resnets=(1, 1), norm_groups=4),
+    "taesd": tae.Config(None, (8, 8, 12, 16)),
+    "taef2": tae.Config(None, (8, 8, 12, 16), 32, pooled=True),
 }
 #: Of some families with both halves.
 WHOLE = {"wan2.1": wan.Config(WIDTHS, WIDTHS), "flux": SMALL["flux"]}

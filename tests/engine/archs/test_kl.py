@@ -304,7 +304,7 @@ def test_odd_files_of_the_family_are_refused(tiny, tmp_path):
 
 @pytest.mark.parametrize(("file", "family"), [
     ("ae.safetensors", "flux"), ("flux1-vae.gguf", "flux"), ("flux2-vae.safetensors", "flux2"),
-    ("sdxl_vae.safetensors", "sd"), ("vae-ft-mse-840000-ema-pruned.safetensors", "sd"), ("taesd.safetensors", None),
+    ("sdxl_vae.safetensors", "sd"), ("vae-ft-mse-840000-ema-pruned.safetensors", "sd"), ("taesd.safetensors", "taesd"),
 ])  # fmt: skip
 def test_files_are_known_by_their_names(file, family):
     found = by_file(file)

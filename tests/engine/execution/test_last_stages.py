@@ -20,6 +20,7 @@ from zerowaste_vae.engine.archs import (
     qwen_image21,
     seedvr2,
     svd,
+    tae,
     wan,
 )
 from zerowaste_vae.engine.execution.core import Core
@@ -62,6 +63,8 @@ CONFIGS = {
     "qwenimage2.1": qwen_image21.Config((32, 32, 32, 64, 64), FIVE, 16),
     "minimaxh3": minimax_h3.Config((32, *WIDTHS, 32), 64, 2, 96),
     "svd": svd.Config(WIDTHS, WIDTHS, 4, 4, resnets=(1, 1), norm_groups=4),
+    "taesd": tae.Config(WIDTHS, WIDTHS),
+    "taef2": tae.Config(WIDTHS, WIDTHS, 32, pooled=True),
 }
 #: Steps that may be the last one.
 ENDS = Pixels, Moments, PatchPixels, LayerMoments
