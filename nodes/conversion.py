@@ -14,7 +14,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..engine import Checkpoint, CheckpointError, InputError, log, read_checkpoint
 from ..engine.archs import detect, renamed
@@ -193,10 +193,28 @@ def _left_to_host(network: object, why: str) -> bool:
     return True
 
 
+#: Objects that packs hand on as a VAE although no call of the host's fits them -> the pack, and what helps.
+_OTHERS = {
+    "AutoencoderKLCausal3D": (
+        "HunyuanVideoWrapper", "load the same VAE with Load VAE or Zero-Waste VAE Loader, which takes its latents"),
+    "AutoencoderKLCogVideoX": (
+        "CogVideoXWrapper", "keep that pack's own decode and encode, as its latents have another form"),
+}  # fmt: skip
+
+
 def check_vae(vae: object) -> None:
-    """Refuse an input where a loader gave no VAE, as checkpoints without one do. Raises InputError."""
-    if getattr(vae, "first_stage_model", None) is None:
-        raise InputError("There is no VAE at this input: choose a file that holds one in the loader")
+    """Refuse an input where a loader gave no VAE, as checkpoints without one do, or one of another kind than the
+    host's. Raises InputError."""
+    if getattr(vae, "first_stage_model", None) is not None:
+        return
+    kind = type(vae).__name__
+    if kind in _OTHERS:
+        pack, cure = _OTHERS[kind]
+        raise InputError(f"This VAE is an object of {pack}, which only that pack's nodes can use: {cure}")
+    if isinstance(vae, nn.Module):
+        raise InputError(f"This VAE is an object of another pack ({kind}), not ComfyUI's: load the same file with Load "
+                         "VAE or Zero-Waste VAE Loader")  # fmt: skip
+    raise InputError("There is no VAE at this input: choose a file that holds one in the loader")
 
 
 class _Conversion(NamedTuple):

@@ -15,8 +15,9 @@ PACKS = Path(__file__).with_name("other_packs")
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    others = [PACKS / name for name in ("wan_video", "seedvr2")]
+    others = [PACKS / name for name in ("wan_video", "seedvr2", "single_nodes")]
     with running.serving(tmp_path_factory.mktemp("foreign"), running.newest(), others=others) as server:
+        running.write_tiny_wan(running.newest(), server.base / "models" / "vae" / "tiny_wan.safetensors")
         yield server
 
 
@@ -108,3 +109,34 @@ def test_our_nodes_are_there_without_those_packs(comfy):
               "report": node("PreviewAny", source=["ours", 1])}  # fmt: skip
     refused = comfy.run(prompt)
     assert refused.status == "invalid" and "WanVideoVAELoader" in refused.error
+
+
+@pytest.mark.parametrize(("kind", "pack"), [
+    ("HyVideoVAELoader", "HunyuanVideoWrapper"), ("CogVideoXVAELoader", "CogVideoXWrapper"),
+])  # fmt: skip
+def test_objects_that_only_their_pack_can_use_are_named(host, kind, pack):
+    """They fit ComfyUI's socket; decode, encode and Optimize say whose they are, and what helps."""
+    z, images = node("EmptyHunyuanLatentVideo", width=48, height=32, length=5, batch_size=1), node(
+        "ZeroWasteVAEDemoClip", frames=1)  # fmt: skip
+    for name, inputs in (("ZeroWasteVAEDecode", {"samples": ["z", 0]}), ("ZeroWasteVAEOptimize", {}),
+                         ("ZeroWasteVAEEncode", {"pixels": ["images", 0]})):  # fmt: skip
+        prompt = {"z": z, "images": images, "load": node(kind), "ours": node(name, vae=["load", 0], **inputs),
+                  "report": node("PreviewAny", source=["ours", 1])}  # fmt: skip
+        run = host.run(prompt)
+        assert run.status == "error" and f"This VAE is an object of {pack}" in run.error
+
+
+def test_a_patch_of_kjnodes_runs_by_comfyuis_code_and_is_reported(host):
+    prompt = {"load": node("VAELoaderMultiGPU", vae_name="tiny_wan.safetensors", device="cpu"),
+              "patch": node("PatchTritonVAE", vae=["load", 0], fuse_norm_silu=True, channels_last=True,
+                            int8_conv=False, autotune=False),
+              "z": node("EmptyHunyuanLatentVideo", width=48, height=32, length=5, batch_size=1),
+              "fast": node("ZeroWasteVAEDecode", samples=["z", 0], vae=["load", 0]),
+              "decode": node("ZeroWasteVAEDecode", samples=["z", 0], vae=["patch", 0]),
+              "optimize": node("ZeroWasteVAEOptimize", vae=["patch", 0]),
+              **{f"report {n}": node("PreviewAny", source=[n, 1]) for n in ("fast", "decode", "optimize")}}  # fmt: skip
+    run = host.run(prompt)
+    assert run.status == "success", run.error
+    said = {n: run.outputs[f"report {n}"]["text"][0] for n in ("fast", "decode", "optimize")}
+    assert "ComfyUI's own code, because another node has changed this VAE" in said["decode"]
+    assert "passed on unchanged" in said["optimize"] and "ComfyUI's own code" not in said["fast"]

@@ -140,7 +140,7 @@ def test_toggles_that_can_do_nothing_here_say_why(comfy):
 def test_nodes_are_found_by_other_words(comfy):
     nodes = comfy.get("/object_info")
     aliases = {name: n.get("search_aliases") for name, n in nodes.items() if name.startswith("ZeroWaste")}
-    assert len(aliases) == 9
+    assert len(aliases) == 11
     assert all(words and "zerowaste" in words for words in aliases.values())
     sought = {"oom", "out of memory", "vram", "memory", "tiled", "slow", "seedvr2", "wan", "qwen", "flux", "long video"}
     for name in ("ZeroWasteVAEDecode", "ZeroWasteVAEOptimize"):

@@ -1,6 +1,6 @@
 // "Use Zero-Waste VAE": puts this pack's nodes in the place of ComfyUI's own, with their links, values and looks.
 import { app } from "../../../scripts/app.js";
-import { allNodes, entersAt, leavesAt, linkInto, linkOf, linksFrom, value } from "./graph.js";
+import { allNodes, entersAt, leavesAt, linkInto, linkOf, linksFrom, sourceOf, value } from "./graph.js";
 import { isKnown } from "./plans.js";
 import { isOurs, vaeFile } from "./question.js";
 import { boxOf, groupsOf, makeRoom } from "./room.js";
@@ -13,21 +13,42 @@ const TO_VIDEO = "ZeroWasteVAEDecodeToVideo";
 const REPLACED = {
   VAEDecode: DECODE, VAEDecodeTiled: DECODE, VHS_VAEDecodeBatched: DECODE,
   VAEEncode: ENCODE, VAEEncodeTiled: ENCODE, VHS_VAEEncodeBatched: ENCODE,
+  LTXVTiledVAEDecode: DECODE, LTXVSpatioTemporalTiledVAEDecode: DECODE, PatchTritonVAE: OPTIMIZE,
 };
 const TILED = ["VAEDecodeTiled", "VAEEncodeTiled"];
-const LOADERS = ["VAELoader", "VAELoaderKJ"];
+// Widgets of LTXVideo's decodes in tiles, which whole frames have no use for.
+const PIECES = [
+  "horizontal_tiles", "vertical_tiles", "overlap", "spatial_tiles", "spatial_overlap", "temporal_tile_length",
+  "temporal_overlap", "last_frame_fix", "working_device", "working_dtype",
+];
+const inPieces = (node) => /^LTXV.*TiledVAEDecode$/.test(node.comfyClass);
+// Loaders, and the node that goes behind each: packs with a VAE type of their own have one for it.
+const [FOR_WAN, FOR_SEEDVR2] = ["ZeroWasteVAEForWanVideo", "ZeroWasteVAEForSeedVR2"];
+const BEHIND = {
+  VAELoader: OPTIMIZE, VAELoaderKJ: OPTIMIZE, VAELoaderMultiGPU: OPTIMIZE, VAELoaderDisTorch2MultiGPU: OPTIMIZE,
+  WanVideoVAELoader: FOR_WAN, WanVideoVAELoaderMultiGPU: FOR_WAN, SeedVR2LoadVAEModel: FOR_SEEDVR2,
+};
+const isForeign = (node) => [FOR_WAN, FOR_SEEDVR2].includes(BEHIND[node.comfyClass]);
+const FOREIGN_TYPES = ["WANVAE", "SEEDVR2_VAE"];
 // Values of ComfyUI's tiled nodes, and the widgets of ours that mean the same.
 const TILES = { tile_size: "tiling.tile", overlap: "tiling.overlap" };
+// An input of theirs, and ours that means the same.
+const RENAMED = { ...TILES, latents: "samples" };
 // What nodes of ours take from those they stand for.
-const CARRIED = ["samples", "pixels", "vae", "fps", "bit_depth", "images", "audio"];
+const CARRIED = ["samples", "latents", "pixels", "vae", "fps", "bit_depth", "images", "audio"];
 const GAP = 50;
 // Milliseconds that a message with more than one sentence can be read.
 const LONG = 12000;
 
-/** What the menu of a node offers: nothing, or the one entry; another one on a loader, and on a decode before a video. */
+/**
+ * What the menu of a node offers: nothing, or the one entry, which on a user of another pack's VAE is for its loader;
+ * another one on a loader, and on a decode before a video. For loaders of small decoders it is grey and says why.
+ */
 export function menuItems(node) {
-  const items = canAdopt(node) ? [{ content: t("adopt"), callback: () => adopt([node]) }] : [];
-  if (items.length && LOADERS.includes(node.comfyClass)) {
+  if (/^WanVideo(TinyVAE|FlashVSRDecoder)Loader/.test(node.comfyClass)) return [{ content: t("adopt_small"), disabled: true }];
+  const one = loaderOf(node) ?? node;
+  const items = canAdopt(one) ? [{ content: t("adopt"), callback: () => adopt([one]) }] : [];
+  if (items.length && BEHIND[node.comfyClass]) {
     items.push({ content: t("adopt_8_bit"), callback: () => adopt([node], [], () => 0, "int8") });
   }
   if (videoBehind(node)) items.push({ content: t("adopt_video"), callback: () => adopt([], [node]) });
@@ -37,14 +58,24 @@ export function menuItems(node) {
 // A host may leave out single nodes of a pack.
 const isHere = (kind) => Boolean(window.LiteGraph.registered_node_types[kind]);
 
+// LTXVideo's decodes can make their last frame from a latent that is repeated, as ours does not.
 function canReplace(node) {
   const kind = REPLACED[node.comfyClass];
-  return Boolean(kind) && isHere(kind);
+  return Boolean(kind) && isHere(kind) && !value(node, "last_frame_fix");
+}
+
+const isLoader = (node) => Boolean(BEHIND[node.comfyClass]) && isHere(BEHIND[node.comfyClass]);
+
+// The loader of another pack's VAE that a node of that pack gets it from, past reroutes and out of subgraphs.
+function loaderOf(node) {
+  const slot = node.comfyClass?.startsWith("ZeroWaste") ? -1 : node.inputs?.findIndex(({ type }) => FOREIGN_TYPES.includes(type)) ?? -1;
+  const found = slot < 0 ? null : sourceOf(node, slot)?.node;
+  return found && isForeign(found) ? found : null;
 }
 
 function canAdopt(node) {
   if (canReplace(node)) return true;
-  if (!LOADERS.includes(node.comfyClass) || !isHere(OPTIMIZE)) return false;
+  if (!isLoader(node)) return false;
   return !linksFrom(node, 0).length || othersTake(node);
 }
 
@@ -56,12 +87,11 @@ function othersTake(loader) {
 /** Every node of the workflow that ours can stand for; returns how many it were. */
 export async function adoptAll() {
   const nodes = allNodes().filter(canReplace);
-  const behind = allNodes().filter((node) => LOADERS.includes(node.comfyClass) && isHere(OPTIMIZE));
-  const loaders = await which(behind, engineRuns);
-  // After those, a loader needs Optimize only where its VAE goes to nodes of others.
+  const loaders = await which(allNodes().filter(isLoader), engineRuns);
+  // After those, a loader needs a node behind it only where its VAE goes to nodes of others.
   const { done, lost } = await replaceAll(nodes, [], () => {
     const left = loaders.filter(othersTake);
-    left.forEach((node) => insertOptimize(node));
+    left.forEach((node) => insertBehind(node));
     return left.length;
   });
   const [type, left] = [foreignVAE(), leftAlone()];
@@ -92,13 +122,14 @@ const namesOf = (nodes) => [...new Set(nodes.map((node) => node.constructor.titl
 // Titles of ComfyUI's other nodes that decode or encode.
 function leftAlone() {
   return namesOf(allNodes().filter(
-    ({ comfyClass }) => /^(?!ZeroWaste).*VAE(Decode|Encode)/.test(comfyClass ?? "") && !REPLACED[comfyClass],
+    (node) => /^(?!ZeroWaste).*VAE(Decode|Encode)/.test(node.comfyClass ?? "") && !canReplace(node),
   ));
 }
 
 // The VAE type of another pack's own in this workflow, which fits no socket of the host's or ours.
 function foreignVAE() {
-  const types = allNodes().flatMap((node) => (node.outputs ?? []).map((output) => output.type));
+  const others = allNodes().filter((node) => !isLoader(node) && !node.comfyClass?.startsWith("ZeroWaste"));
+  const types = others.flatMap((node) => (node.outputs ?? []).map((output) => output.type));
   return types.find((type) => /.VAE$/.test(type));
 }
 
@@ -111,7 +142,8 @@ async function which(nodes, asked) {
 // One step for undo, however many nodes it changes: { done, lost }, the number of nodes, and what none of ours has in
 // words. `decodes` become videos; `precision` is for what loaders load.
 async function replaceAll(nodes, decodes = [], more = () => 0, precision = undefined) {
-  const whole = new Set(await which([...nodes, ...decodes].filter((node) => TILED.includes(node.comfyClass)), engineRuns));
+  const tiled = [...nodes, ...decodes].filter((node) => TILED.includes(node.comfyClass) || inPieces(node));
+  const whole = new Set(await which(tiled, engineRuns));
   const graphs = new Set([app.rootGraph, ...[...nodes, ...decodes].map((node) => node.graph)]);
   const tracker = app.extensionManager?.workflow?.activeWorkflow?.changeTracker;
   if (tracker?.beforeChange) tracker.beforeChange();
@@ -120,7 +152,7 @@ async function replaceAll(nodes, decodes = [], more = () => 0, precision = undef
   try {
     for (const node of nodes) {
       if (REPLACED[node.comfyClass]) replace(node, REPLACED[node.comfyClass], whole.has(node), lost);
-      else set(insertOptimize(node), "precision", precision);
+      else set(insertBehind(node), "precision", precision);
     }
     decodes.forEach((node) => replaceByVideo(node, whole.has(node), lost));
     return { done: nodes.length + decodes.length + more(), lost: [...new Set(lost)] };
@@ -146,9 +178,9 @@ function targets(node, slot) {
   }));
 }
 
-// Nodes of sound take a VAE that no engine of pictures runs.
+// Nodes of sound take a VAE that no engine of pictures runs, and Easy-Use's IC-Light no other object than the host's.
 function takesHostVAE(user) {
-  return Boolean(user) && !user.comfyClass?.startsWith("ZeroWaste") && !/audio/i.test(user.comfyClass ?? "");
+  return Boolean(user) && !user.comfyClass?.startsWith("ZeroWaste") && !/audio|icLight/i.test(user.comfyClass ?? "");
 }
 
 function connectInput(graph, link, node, slot) {
@@ -195,13 +227,14 @@ function replace(old, kind, whole, lost) {
   node.setSize([Math.max(old.size[0], node.size[0]), node.computeSize()[1]]);
   keepValues(old, node);
   set(node, "encode_as", value(old, "encode_as"));
+  if (value(old, "int8_conv") === true) set(node, "precision", "int8");
   // The engine plans whole frames by itself. A network that stays ComfyUI's own keeps the tiles it was given, as do
   // tiles that another node gives.
   const tiles = TILED.includes(old.comfyClass) && (!whole || links.some(({ name }) => TILES[name]));
   if (tiles) keepTiles(old, node);
-  lost.push(...lostBy(old, node, tiles ? Object.keys(TILES) : []));
+  lost.push(...lostBy(old, node, tiles ? Object.keys(TILES) : whole && inPieces(old) ? PIECES : []));
   for (const { name, link } of links) {
-    const slot = node.inputs.findIndex((input) => input.name === (TILES[name] ?? name));
+    const slot = node.inputs.findIndex((input) => input.name === (RENAMED[name] ?? name));
     if (slot >= 0) connectInput(graph, link, node, slot);
   }
   users.forEach((some, slot) => some.forEach((user) => connectOutput(node, slot, user)));
@@ -245,8 +278,9 @@ function keepTiles(old, node) {
   for (const [theirs, ours] of Object.entries(TILES)) set(node, ours, old.widgets?.find((entry) => entry.name === theirs)?.value);
 }
 
-// Through this pack's own nodes, or known by its file.
+// Through this pack's own nodes, known by its file, or of a pack that ours decides on when it runs.
 async function engineRuns(node) {
+  if (isForeign(node)) return true;
   const file = vaeFile(node);
   return isOurs(node) || Boolean(file && (await isKnown(file)));
 }
@@ -272,10 +306,10 @@ function replaceByVideo(old, whole, lost) {
   for (const user of users) connectOutput(node, 0, user);
 }
 
-function insertOptimize(loader) {
+function insertBehind(loader) {
   const { graph } = loader;
   const users = targets(loader, 0).filter(({ node, border }) => border || takesHostVAE(node));
-  const node = create(OPTIMIZE, loader);
+  const node = create(BEHIND[loader.comfyClass], loader);
   node.title = node.constructor.title;
   graph.add(node);
   const corner = boxOf(loader).to;
