@@ -135,7 +135,7 @@ def _stream(vae: EngineVAE, samples: dict, settings: Settings, writer: Mp4Writer
     made = engine.frames(latent.shape[2]), s * latent.shape[3], s * latent.shape[4]
     count, height, width = shown = vae.layout.unpadded(made, samples)
     with (
-        vae.running("decode", size, settings, "float32" if deep else "uint8") as run,
+        vae.running("decode", size, settings, {"output": "float32" if deep else "uint8"}) as run,
         closing(engine.stream(latent, frames=count, any_vae=True, **run.options)) as pieces,
     ):
         for piece in pieces:

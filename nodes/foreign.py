@@ -55,9 +55,8 @@ class Hosted:
         rest: tuple[int, ...] = (0, 0),
     ) -> Tensor:  # fmt: skip
         vae = self.held
-        asked = vae.settings.options() | {"range": options.pop("range")}
         try:
-            with vae.running(operation, size, asked, rest) as run:
+            with vae.running(operation, size, vae.settings, {"range": options.pop("range")}, rest) as run:
                 return getattr(vae.engine, operation)(given, **options, **run.options)
         except BaseException:  # the pack may never call again
             self.release()

@@ -194,7 +194,7 @@ class EngineVAE(comfy.sd.VAE):
             clips = images[0].view(size[0], -1, *shape[2:])
             return Preview(clips, plan, size[1], self.engine.frames, self._on_gpu) if shows_previews() else None
 
-        with self.running("decode", size, settings, output, preview=preview) as run:
+        with self.running("decode", size, settings, {"output": output}, preview=preview) as run:
             images.append(held(*kept))
             self.engine.decode(latent, out=images[0], any_vae=True, **run.options)
         outcome = self.outcome(run, size, settings)
@@ -226,12 +226,12 @@ class EngineVAE(comfy.sd.VAE):
 
     @contextmanager
     def running(
-        self, operation: str, size: tuple[int, int, int, int], settings: Settings, output: str = "",
+        self, operation: str, size: tuple[int, int, int, int], settings: Settings, more: dict[str, str] | None = None,
         rest: tuple[int, int] = (0, 0), preview: Callable[[Plan], Preview | None] = lambda plan: None,
     ) -> Iterator[Running]:  # fmt: skip
-        """Prepare a "decode" or "encode" of this size: room and weights, the host's bar and its stop button. output: of
-        a decode's Request; rest: as for plans."""
-        options, gpus = settings.options() | ({"output": output} if output else {}), settings.gpus
+        """Prepare a "decode" or "encode" of this size: room and weights, the host's bar and its stop button. more: of
+        the Request, besides `settings`; rest: as for plans."""
+        options, gpus = settings.options() | (more or {}), settings.gpus
         keep = settings.keep_models if gpus == "auto" else ""
         if operation == "encode" and not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
