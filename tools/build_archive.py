@@ -68,7 +68,7 @@ def stage(target: Path, owner: str | None) -> None:
 def addressed(text: str, repository: str) -> str:
     """Return pyproject.toml with every address that follows from that of the repository."""
     raw = repository.replace("https://github.com/", "https://raw.githubusercontent.com/") + "/main/registry"
-    urls = f'Repository = "{repository}"\nDocumentation = "{repository}#readme"\n"Bug Tracker" = "{repository}/issues"'
+    urls = f'Repository = "{repository}"\nDocumentation = "{repository}#readme"\nIssues = "{repository}/issues"'
     text = re.sub(r'^Repository = ".+"$', lambda _: urls, text, flags=re.M)
     pictures = f'Icon = "{raw}/icon.png"\nBanner = "{raw}/banner.png"\n'
     return re.sub(r'^DisplayName = ".+"\n', lambda found: found.group() + pictures, text, flags=re.M)
