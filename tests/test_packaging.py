@@ -1,6 +1,5 @@
 """The installed package is complete, imports are light, and the README is true."""
 
-import argparse
 import importlib.util
 import json
 import re
@@ -17,7 +16,7 @@ import zerowaste_vae
 from safetensors.torch import save_file
 from zerowaste_vae.engine.archs import ARCHITECTURES, by_name
 from zerowaste_vae.engine.bench.subject import random_checkpoint
-from zerowaste_vae.engine.cli import COMMANDS, main
+from zerowaste_vae.engine.cli import COMMANDS, main, parser_of
 from zerowaste_vae.engine.media.latents import write_latent
 from zerowaste_vae.engine.media.mp4 import write_mp4
 from zerowaste_vae.engine.media.pngs import write_png
@@ -196,12 +195,6 @@ def options_of(parser):
     """Every option of a command and of its own commands."""
     nested = [sub for action in parser._actions if isinstance(action.choices, dict) for sub in action.choices.values()]
     return set(parser._option_string_actions).union(*map(options_of, nested))
-
-
-def parser_of(command):
-    parser = argparse.ArgumentParser()
-    import_module(f"zerowaste_vae.engine.cli.{command}").add_parser(parser.add_subparsers())
-    return parser
 
 
 def test_commands_of_pages_are_accepted():

@@ -21,8 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "zerowaste-vae"
-#: Largest archive; the demo VAE of 9 MB and the prebuilt kernels are most of it.
-MOST_BYTES = 40 << 20
+#: Largest files in all, and largest archive; the demo VAE of 9 MB and the prebuilt kernels are most of it.
+MOST_BYTES, MOST_PACKED = 40 << 20, 30 << 20
 #: Files that must be in it, and folders that must not.
 NEEDED = (
     "__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "NOTICE", "README.md", "CHANGELOG.md",
@@ -68,7 +68,7 @@ def stage(target: Path, owner: str | None) -> None:
 def addressed(text: str, repository: str) -> str:
     """Return pyproject.toml with every address that follows from that of the repository."""
     raw = repository.replace("https://github.com/", "https://raw.githubusercontent.com/") + "/main/registry"
-    urls = f'Repository = "{repository}"\nDocumentation = "{repository}#readme"\n"Bug Tracker" = "{repository}/issues"'
+    urls = f'Repository = "{repository}"\nDocumentation = "{repository}#readme"\nIssues = "{repository}/issues"'
     text = re.sub(r'^Repository = ".+"$', lambda _: urls, text, flags=re.M)
     pictures = f'Icon = "{raw}/icon.png"\nBanner = "{raw}/banner.png"\n'
     return re.sub(r'^DisplayName = ".+"\n', lambda found: found.group() + pictures, text, flags=re.M)
@@ -129,7 +129,11 @@ def main() -> int:
     if found:
         return 1
     archive = pack(target)
-    print(f"{archive}: {archive.stat().st_size / 2**20:.1f} MiB")
+    size = archive.stat().st_size
+    print(f"{archive}: {size / 2**20:.1f} MiB")
+    if size > MOST_PACKED:
+        print(f"more than {MOST_PACKED >> 20} MiB", file=sys.stderr)
+        return 1
     if "/OWNER/" in (target / "pyproject.toml").read_text(encoding="utf-8"):
         print("not to be published yet: fill Repository in pyproject.toml, or give --owner")
     return 0

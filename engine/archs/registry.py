@@ -92,6 +92,33 @@ def by_name(name: str) -> Architecture | None:
     return next((a for a in ARCHITECTURES if a.name == name), None)
 
 
+#: Names that people give to VAEs, in letters and digits alone -> the family.
+_CALLED = {
+    "wan": "wan2.1", "wan21": "wan2.1", "wan2214b": "wan2.1", "wan22a14b": "wan2.1", "qwen": "wan2.1",
+    "qwenimage": "wan2.1", "qwenimagelayered": "wan2.1", "qwenimageedit": "wan2.1", "krea2": "wan2.1",
+    "anima": "wan2.1", "cosmospredict2": "wan2.1", "mingimage": "wan2.1", "wan225b": "wan2.2", "wan22ti2v5b": "wan2.2",
+    "sd1": "sd", "sd14": "sd", "sd15": "sd", "sd2": "sd", "sd21": "sd", "sdxl": "sd", "sdxl10": "sd", "ssd1b": "sd",
+    "pixart": "sd", "auraflow": "sd", "pony": "sd", "illustrious": "sd", "flux1": "flux", "flux1dev": "flux",
+    "flux1schnell": "flux", "fluxkontext": "flux", "sd3": "flux", "sd35": "flux", "zimage": "flux", "chroma": "flux",
+    "lumina2": "flux", "hidream": "flux", "omnigen2": "flux", "longcatimage": "flux", "flux2dev": "flux2",
+    "flux2klein": "flux2", "ideogram4": "flux2", "ltxv": "ltx", "ltxvideo": "ltx", "ltx2": "ltx", "ltx23": "ltx",
+    "ltx25": "ltx-diffusion", "mochi1": "mochi", "cosmos1": "cosmos", "hunyuan": "hunyuanvideo",
+    "hunyuanvideo1": "hunyuanvideo", "hunyuanvideo10": "hunyuanvideo", "skyreels": "hunyuanvideo",
+    "kandinsky5": "hunyuanvideo", "hunyuan15": "hunyuanvideo1.5", "hunyuanimage21": "hunyuanimage",
+    "minimax": "minimaxh3", "h3": "minimaxh3", "hailuo": "minimaxh3", "mageflow": "mage", "magevae": "mage",
+    "svdxt": "svd", "cogvideo": "cogvideox", "cogvideox15": "cogvideox", "qwen21": "qwenimage2.1",
+    "seedvr": "seedvr2",
+}  # fmt: skip
+
+
+def by_words(text: str) -> Architecture | None:
+    """Return the architecture that people mean by a name such as "SDXL", "Wan2.1" or "Flux.1 dev"; None: unknown.
+    A family's own name and title are taken in any case and with any blanks, dots and hyphens."""
+    key = re.sub(r"[^a-z0-9]", "", text.lower())
+    named = {re.sub(r"[^a-z0-9]", "", name.lower()): a for a in ARCHITECTURES for name in (a.published.title, a.name)}
+    return named.get(key) or by_name(_CALLED.get(key, ""))
+
+
 def latent_space(name: str) -> str:
     """Return the name of the latents of this family: the same for all families that share them."""
     return _SPACES.get(name, name)

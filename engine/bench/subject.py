@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..archs import ARCHITECTURES, DEFAULT, Architecture, by_name
+from ..archs import ARCHITECTURES, DEFAULT, Architecture, by_words
 from ..archs.arch import Draws
 from ..checkpoints import Checkpoint, read_checkpoint
 from ..errors import InputError
@@ -42,8 +42,9 @@ def read_weights(weights: str) -> Checkpoint:
         weights: "random" (the first family's published widths, seed 0), the name of another family for the same of it,
             "demo", or a file.
     """
-    if weights == RANDOM or weights in FAMILIES:
-        return random_checkpoint(architecture=DEFAULT if weights == RANDOM else by_name(weights))
+    family = DEFAULT if weights == RANDOM else None if Path(weights).exists() else by_words(weights)
+    if family is not None:
+        return random_checkpoint(architecture=family)
     return read_checkpoint(demo_vae_path() if weights == DEMO else Path(weights))
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..archs import detect, find_key_set
-from ..errors import InputError, one_line
+from ..archs import detect, find_key_set, kind_of
+from ..errors import CheckpointError, InputError, one_line
 from ..runtime.scope import as_usual
 from ..system.writing import check_target, replacing, write_tensors
 from .gguf_types import GGUFType
@@ -128,6 +128,8 @@ def check_conversion(dst: Path, type: str, force: bool, src: Path | None = None)
 def _with_known_shapes(checkpoint: Checkpoint) -> Checkpoint:
     """Restore shapes that only the architecture knows (flat rows without a record), if the engine knows it."""
     architecture = detect(checkpoint.tensors)
+    if architecture is None and find_key_set(checkpoint.tensors) is None and (kind := kind_of(checkpoint.tensors)):
+        raise CheckpointError(f"{checkpoint.path}: not a VAE but {kind}; this converts VAEs")
     if architecture is None:
         return checkpoint
     shapes = {n: tuple(t.shape) for n, t in checkpoint.tensors.items()}

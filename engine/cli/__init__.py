@@ -7,17 +7,20 @@ is imported, and torch only by its `run`.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from importlib import import_module
 from typing import Any, TextIO
 
 from ..errors import LINE, Cancelled, ZeroWasteError, one_line
 from . import documented
+from .parser import RED, Parser, paint, use_color
 
 PROGRAM = "zerowaste-vae"
 COMMANDS = {
@@ -25,6 +28,7 @@ COMMANDS = {
     "decode": "latent file -> .mp4, folder of PNG frames, or .safetensors",
     "encode": "video or folder of images -> latent file",
     "plan": "what a decode or encode would take under a memory target, without running it",
+    "fits": "which VAEs and sizes fit a card, here or not, and how long they are expected to take",
     "demo": "encode and decode a small clip with the VAE that ships with the package",
     "convert": "rewrite a VAE file as safetensors or GGUF, plain or block-quantised",
     "tune": "let this GPU choose its own schedules, in two minutes",
@@ -32,6 +36,7 @@ COMMANDS = {
     "compare": "how two clips differ; whether tiles or chunks show",
     "bench": "measure what this machine reaches",
     "profile": "where the time of a decode or encode goes, by operator and stage",
+    "completion": "a script that completes commands and options in bash, zsh or PowerShell",
 }
 EXIT_ERROR = 2
 EXIT_CANCELLED = 130  # the shell's code for a program stopped by Ctrl-C
@@ -48,17 +53,20 @@ def _run(argv: Sequence[str] | None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] == ["--"]:  # launchers put it before the arguments meant for this program
         args = args[1:]
+    parsed = None
+    use_color("auto")
     try:
         if args and args[0].partition("=")[0] in documented.FLAGS:
             return documented.run(args, PROGRAM)
-        parsed = _parser(args[0] if args else None).parse_args(args)
-        with _interruptible():
+        parsed = parser_of(args[0] if args else None).parse_args(args)
+        use_color(parsed.color)
+        with _interruptible(), _said(parsed):
             code = parsed.run(parsed)
         if sys.stdout is not None:
             sys.stdout.flush()  # the interpreter would do it after the exit code is decided
         return code
     except ZeroWasteError as error:
-        return _fail(str(error))
+        return _fail(_by_options(str(error), parsed))
     except (KeyboardInterrupt, Cancelled):
         print(f"{PROGRAM}: cancelled", file=sys.stderr)
         return EXIT_CANCELLED
@@ -144,22 +152,53 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _parser(command: str | None) -> argparse.ArgumentParser:
+@contextmanager
+def _said(args: argparse.Namespace) -> Iterator[None]:
+    """Print what a command says, more of it with -v; nothing on standard output with -q, and nothing but the JSON with
+    `--json -`. The command finds the output itself in `args.stdout`."""
+    args.stdout = sys.stdout
+    with ExitStack() as stack:
+        if args.quiet or "-" in (getattr(args, "json", None), getattr(args, "report", None)):
+            nothing = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(nothing))
+        if args.verbose:
+            logging.basicConfig(format="%(message)s")
+            logging.getLogger("zerowaste_vae").setLevel(logging.INFO)
+        yield
+
+
+def parser_of(command: str | None) -> Parser:
+    """Return the parser of a command line with the options of one command; None: of none, "": of all."""
     from ... import __version__
 
-    parser = argparse.ArgumentParser(prog=PROGRAM, description="Decode and encode video VAE latents.")
+    parser = Parser(prog=PROGRAM, description="Decode and encode video VAE latents.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
-        if name == command:
+        if command in (name, ""):
             import_module(f".{name}", __package__).add_parser(subparsers)
+            subparsers.choices[name].with_common()
         else:
             subparsers.add_parser(name, help=text)
     return parser
 
 
+def _by_options(message: str, args: argparse.Namespace | None) -> str:
+    """Return an error of the engine with options as the command line has them: "--vram-gb -1.0" for "vram_gb=-1.0"."""
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        named = args is not None and name in vars(args)
+        return f"--{name.replace('_', '-')} {value.strip(chr(39))}" if named else found[0]
+
+    said = re.sub(r"(?<![\w-])(?:--)?([a-z]\w*)=('[^']*'|[^\s,;:]+)", option, message)
+    known = "|".join(name for name in vars(args or argparse.Namespace()) if "_" in name) or "(?!)"
+    alone = rf"(?<![\w/.-])({known})(?![\w/.=-])"
+    return re.sub(alone, lambda found: f"--{found[0].replace('_', '-')}", said)
+
+
 def _fail(message: str) -> int:
-    print(f"{PROGRAM}: error: {one_line(message.strip(), LINE)}", file=sys.stderr)
+    print(f"{paint(f'{PROGRAM}: error:', RED, sys.stderr)} {one_line(message.strip(), LINE)}", file=sys.stderr)
     return EXIT_ERROR
 
 

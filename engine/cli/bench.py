@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import LINE, InputError, one_line
 from .card import add_card, add_ratio, asked, ratio_asked
-from .options import add_device, add_force, add_json, add_norm_groups, check_frames, check_least
+from .options import (
+    add_device,
+    add_force,
+    add_json,
+    add_norm_groups,
+    add_vae,
+    check_family,
+    check_frames,
+    check_least,
+    give_json,
+    size,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -72,12 +83,9 @@ def _add_half(what: argparse._SubParsersAction, half: str, reads: str) -> None:
         "against fp32; the same for plain torch and for ComfyUI's own VAE on the same weights.",
         epilog="On a CPU the default is a small size with the demo VAE and no peers: this pack runs plain torch there.",
     )
+    add_vae(parser, "random, which is seedvr2, on a GPU; demo on a CPU; a family has seeded random weights")
     parser.add_argument(
-        "--weights", metavar="W", help="random (published SeedVR2 widths, seeded), the same of another family by its "
-        "name (wan2.1, flux, ...), demo, or a file (default: random on a GPU, demo on a CPU)"
-    )  # fmt: skip
-    parser.add_argument(
-        "--sizes", nargs="+", metavar="WxH",
+        "--size", "--sizes", dest="sizes", nargs="+", metavar="WxH",
         help="pixels (default: 1280x720 or what fits, pictures 1024x1024; CPU: 256x144)",
     )  # fmt: skip
     parser.add_argument(
@@ -135,7 +143,8 @@ def run_half(args: argparse.Namespace) -> int:
     from ..bench.form import in_form
     from ..loader import placement
 
-    _check(args, Path(args.weights or ""))
+    _check(args, Path(args.vae or ""))
+    check_family(args.vae, "random", "demo")
     device = placement("auto", args.device)
     if args.ratio is not None and set(args.peers or ()) - {"none"}:
         raise InputError(f"--ratio {args.ratio!r}: the products of peers are not slowed; leave --peers out")
@@ -149,9 +158,8 @@ def _run_half(args: argparse.Namespace, device: torch.device, ratio: Ratio | Non
     from ..bench.environment import environment
     from ..bench.share import with_tuning
     from ..bench.subject import DEMO, FAMILIES, RANDOM, default_weights, read_weights
-    from ..system.writing import write_json
 
-    weights = args.weights or default_weights(device)
+    weights = args.vae or default_weights(device)
     bench, cases = _prepare(args, read_weights(weights), device)
     about = environment(device)
     print(table.environment_line(about))
@@ -169,8 +177,10 @@ def _run_half(args: argparse.Namespace, device: torch.device, ratio: Ratio | Non
             print(line, flush=True)
         rows.append(row)
         report = with_tuning(schema.report(args.half, about, settings, rows), device)
-        if args.json is not None:  # after every row: a run of minutes that is stopped keeps what it has
-            write_json(args.json, report)
+        if isinstance(args.json, Path):  # after every row: a run of minutes that is stopped keeps what it has
+            give_json(args, report)
+    if args.json == "-":
+        give_json(args, report)
     if any(row.get("process_gb") is not None for row in rows):
         print(table.NOTE)
     _write_page(args, [report], None)
@@ -189,7 +199,7 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
     multiple = arch.spatial * arch.side
     usual = (256, 144) if not gpu else (1024, 1024) if arch.still else (1280, 720)
     default = "x".join(str(n // multiple * multiple) for n in usual)
-    sizes = [check_size(size, multiple) for size in args.sizes or [default]]
+    sizes = [check_size("{}x{}".format(*size(text)), multiple) for text in args.sizes or [default]]
     frames = args.frames or [1 if arch.still else arch.filled(1 + (20 if gpu else 8) // arch.temporal * arch.temporal)]
     for count in frames:
         check_frames(arch, count)
@@ -197,8 +207,8 @@ def _prepare(args: argparse.Namespace, weights: Any, device: torch.device) -> tu
     precisions = [auto_precision(device, arch) if name == "auto" else name for name in args.precisions]
     args.overlap = Request(tile=args.tile, overlap=args.overlap).overlap
     cases = [
-        Case(half, precision, count, *size, target, args.tiling, args.tile, args.overlap)
-        for size in sizes for count in frames for precision in precisions for target in args.targets
+        Case(half, precision, count, *pixels, target, args.tiling, args.tile, args.overlap)
+        for pixels in sizes for count in frames for precision in precisions for target in args.targets
     ]  # fmt: skip
     for case in cases:  # before anything is measured
         Request(**case.options).check(arch.spatial)
@@ -245,7 +255,6 @@ def run_load(args: argparse.Namespace) -> int:
     from ..bench.load import line, load_rows
     from ..loader import placement
     from ..media.latents import check_file
-    from ..system.writing import write_json
 
     _check(args, *args.files)
     for path in args.files:
@@ -257,8 +266,7 @@ def run_load(args: argparse.Namespace) -> int:
     for row in load_rows(args.files, args.precisions, device, args.runs, args.norm_groups):
         print(line(row), flush=True)
         rows.append(row)
-    if args.json is not None:
-        write_json(args.json, schema.report("load", about, {"command": "bench load", "runs": args.runs}, rows))
+    give_json(args, schema.report("load", about, {"command": "bench load", "runs": args.runs}, rows))
     return 0
 
 
@@ -311,7 +319,7 @@ def _check(args: argparse.Namespace, *inputs: Path) -> None:
     from ..system.writing import check_target
 
     check_least(args, runs=1, db_frames=0)
-    targets = [path for name in ("json", "html") if (path := getattr(args, name, None)) is not None]
+    targets = [path for name in ("json", "html") if isinstance(path := getattr(args, name, None), Path)]
     for path in targets:
         check_target(path, args.force, inputs=inputs)
     if len(targets) == 2 and targets[0].absolute() == targets[1].absolute():
@@ -353,7 +361,6 @@ def run_kernels(args: argparse.Namespace) -> int:
     from ..bench.timing import ceilings
     from ..kernels.targets import triton_version
     from ..loader import placement
-    from ..system.writing import write_json
 
     device = placement("auto", args.device) if torch.cuda.is_available() else torch.device("cpu")
     if device.type != "cuda":
@@ -389,6 +396,5 @@ def run_kernels(args: argparse.Namespace) -> int:
                     say(row.line(), row.record())
         tops = ceilings(device)
     say(f"ceilings at the end:   {tops.line()}", {"ceilings": "end", **vars(tops)})
-    if args.json is not None:
-        write_json(args.json, rows)
+    give_json(args, rows)
     return 0

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import LINE, InputError, one_line
-from .options import add_any_vae, add_device, add_norm_groups
+from .options import add_any_vae, add_device, add_json, add_norm_groups, add_vae, check_json, named_vae
 from .running import progress
+from .vaes import vae_file
 
 if TYPE_CHECKING:
     from ..precision.table import Table
@@ -25,17 +26,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "int8 and a dB floor use the result from then on; without one they measure the first four clips they see.",
         epilog="The result is kept in the pack's cache folder ($ZEROWASTE_CACHE, or the system's place for caches).",
     )
-    parser.add_argument("vae", nargs="?", type=Path, metavar="VAE", help="VAE weights (default: the small demo VAE)")
+    add_vae(parser, "the small demo VAE", positional=True)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--clip", type=Path, metavar="VIDEO", help="a clip to measure on (default: the demo clip)")
     what.add_argument("--latent", type=Path, metavar="FILE", help="a latent instead; calibrates the decoder only")
     add_any_vae(parser)
     parser.add_argument("--ranges-only", action="store_true", help="leave out what each convolution costs by itself")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="also write the result to this .json")
-    parser.add_argument("--force", action="store_true", help="replace an existing table")
+    add_json(parser, "the result", "--table")
     add_device(parser)
     add_norm_groups(parser)
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run)
 
 
@@ -46,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
     from ..media import latent_note
     from ..media.clips import read_video
     from ..media.latents import read_latent
-    from ..system.writing import check_target, write_text
+    from ..system.writing import write_text
 
-    if args.table is not None:
-        if args.table.suffix.lower() != ".json":
-            raise InputError(f"--table {args.table}: a table ends in .json")
-        check_target(args.table, args.force)
+    if isinstance(args.json, Path) and args.json.suffix.lower() != ".json":
+        raise InputError(f"--json {args.json}: the result ends in .json, or is - for standard output")
+    check_json(args)
+    args.vae = vae_file(named_vae(args))
     if args.vae is None:
         log.warn("no VAE file: the small demo VAE, which is only for trying things out")
     # Load it as 8-bit runs do, in the model's own 16-bit type even on a CPU: ranges are those of 16-bit activations.
@@ -74,8 +73,10 @@ def run(args: argparse.Namespace) -> int:
         for kind, (db, saturated, operands) in outcome.whole.items():
             against = f"{db:.1f} dB against {vae.architecture.native}"
             print(f"  all in {kind}: {against}, {saturated} of {operands} operands saturated")
-    if args.table is not None:
-        write_text(args.table, vae.store.document())
+    if args.json == "-":
+        print(vae.store.document(), end="", file=args.stdout)
+    elif args.json is not None:
+        write_text(args.json, vae.store.document())
     return 0
 
 

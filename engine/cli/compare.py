@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, InputError, one_line
-from .options import add_json, check_least, print_facts
+from .options import add_json, check_json, check_least, give_json, print_facts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,10 +46,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..bench.metrics import chunk_starts, compare, tile_edges
     from ..request import usual_overlap
-    from ..system.writing import check_target, write_json
 
-    if args.json is not None:
-        check_target(args.json, args.force, inputs=(args.a, args.b))
+    check_json(args, args.a, args.b)
     check_least(args, scale=1, chunk=0, per_latent=1)
     frames, rows, columns = read(args.a), args.rows, args.columns
     first = next(frames, None)
@@ -65,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     result = compare(itertools.chain([first], frames), read(args.b), rows, columns, starts)
     print_facts(facts(result))
-    if args.json is not None:
-        write_json(args.json, {"a": str(args.a), "b": str(args.b), **result.record()})
+    give_json(args, {"a": str(args.a), "b": str(args.b), **result.record()})
     return 0
 
 

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import CheckpointError, one_line
+from ..errors import CheckpointError, InputError, one_line
+from .options import add_force, add_norm_groups, add_output, settle_output
 from .running import progress
 
 if TYPE_CHECKING:
@@ -29,23 +30,27 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "compared before it takes its name.",
     )
     parser.add_argument("source", type=Path, metavar="IN", help=".safetensors or .gguf")
-    parser.add_argument("target", type=Path, metavar="OUT", help="name.safetensors (f32, f16, bf16) or name.gguf")
+    add_output(parser, "OUT", "name.safetensors (f32, f16, bf16) or name.gguf")
     parser.add_argument(
         "--type", required=True, metavar="T",
         help="f32, f16, bf16, q8_0, q6_k, q5_1, q5_k, q5_0, q4_1, q4_k, q4_0, q3_k or q2_k",
     )  # fmt: skip
     parser.add_argument("--verify", action="store_true", help="decode a clip with both files and print the PSNR")
-    parser.add_argument("--norm-groups", type=int, metavar="N", help="with --verify: as for decode")
+    add_norm_groups(parser)
     parser.add_argument("--details", action="store_true", help="print every tensor's type and error")
-    parser.add_argument("--force", action="store_true", help="replace an existing output")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar and no summary")
+    add_force(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..checkpoints.convert import check_conversion, convert_checkpoint
+    from ..checkpoints.convert import TYPES, check_conversion, convert_checkpoint
 
-    kind = args.type.lower()
+    settle_output(args)
+    args.target, kind = Path(args.out), args.type.lower()
+    if args.norm_groups is not None and not args.verify:
+        raise InputError("--norm-groups is for --verify, which decodes with the file; leave it out")
+    if kind not in TYPES:
+        raise InputError(f"--type {args.type} is not one of {', '.join(TYPES)}")
     check_conversion(args.target, kind, args.force, args.source)
     # Load it before anything is written: a file that cannot be decoded cannot be verified.
     source = _load(args.source, args.norm_groups) if args.verify else None

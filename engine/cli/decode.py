@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from .. import log
 from ..errors import InputError
 from . import running
-from .options import CURE, add_any_vae, add_run_options, frame_rate, memory_options, rate
+from .options import CURE, add_any_vae, add_output, add_run_options, frame_rate, memory_options, rate, settle_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,11 +47,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "same command with --resume goes on from there.",
     )
     parser.add_argument("latent", type=Path, metavar="LATENT", help="latent file")
-    parser.add_argument(
-        "out", metavar="OUT",
-        help="name.mp4, name.png (one frame), name.safetensors (`frames` [B,F,H,W,3]; of pictures [B,H,W,3]), or a PNG "
-        "folder",
-    )  # fmt: skip
+    add_output(parser, "OUT", "name.mp4, name.png (one frame), name.safetensors (`frames` [B,F,H,W,3]; of pictures "
+               "[B,H,W,3]), or a PNG folder")  # fmt: skip
     parser.add_argument("--fps", type=rate, help="frame rate of an MP4 (default: the latent file's, else 24)")
     parser.add_argument("--output", metavar="TYPE", help=".safetensors only: float32 (default), float16 or uint8")
     parser.add_argument("--item", type=int, metavar="N", help="which clip of a batch to decode (default: the only one)")
@@ -65,10 +62,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     taken.add_argument("--noise", type=float, metavar="X", help="its share of the latents (default: the file's, 0.025)")
     taken.add_argument("--timestep", type=float, metavar="X", help="default: the file's, else 0.05")
     video = parser.add_argument_group("MP4")
-    video.add_argument("--codec", default="h264", metavar="C", help="h264 (default), h265 or av1")
+    video.add_argument("--codec", metavar="C", help="h264 (default), h265 or av1")
     video.add_argument("--crf", type=int, metavar="N",
                        help="quality, 0 is best (default: 12 for h264, 14 h265, 18 av1)")  # fmt: skip
-    video.add_argument("--pixels", default="yuv420p", metavar="P",
+    video.add_argument("--pixels", metavar="P",
                        help="yuv420p (default), yuv444p, yuv420p10 or yuv444p10 (10 bits)")  # fmt: skip
     video.add_argument("--audio", type=Path, metavar="FILE", help="a file whose sound goes with the frames")
     add_run_options(parser)
@@ -76,6 +73,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    settle_output(args)
     return running.with_ranks(args, _run, _help)
 
 
@@ -112,13 +110,17 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
         raise InputError(f"--resume is for .mp4 and PNG folders; {args.out} is written at once")
     notes = latent_metadata(args.latent)
     fps = args.fps or stored_rate(notes) or DEFAULT_FPS
-    form = Format(fps, args.codec, args.crf, args.pixels) if kind == "mp4" else None
+    if kind != "mp4":
+        given = [f"--{name}" for name in ("fps", "codec", "crf", "pixels", "audio") if getattr(args, name) is not None]
+        if given and not (kind == "safetensors" and given == ["--fps"]):
+            raise InputError(f"{given[0]} is for .mp4; {args.out} has no place for it: leave it out")
+    form = Format(fps, args.codec or "h264", args.crf, args.pixels or "yuv420p") if kind == "mp4" else None
     if args.audio is not None:
-        if kind != "mp4":
-            raise InputError(f"--audio is for .mp4; {args.out} has no place for sound")
         check_audio(args.audio)
     if kind in ("mp4", "folder"):
         part = part_of(target)
+        if args.resume and not part.exists() and not there:
+            log.warn(f"--resume: there is no {part}, so this decode begins with the first frame")
         if part.exists() and not (args.resume or args.force):
             with held(part):
                 raise InputError(f"{part}: an interrupted run has left it; give --resume to continue it, or --force "

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import InputError
 from .options import add_vae_options
 from .running import load_vae, progress
+from .vaes import vae_file
 
 VIDEO, SHEET = "reconstruction.mp4", "contact_sheet.png"
 
@@ -18,7 +19,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Encode the small clip that ships with the package, decode it again, and show what is left of it.",
         epilog=f"Writes {VIDEO} and {SHEET} (source, reconstruction, difference) into the folder.",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to; made if missing")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR",
+                        help="folder to write to; made if missing")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="write into a folder that holds files already")
     add_vae_options(parser)
     parser.set_defaults(run=run)
@@ -31,11 +33,11 @@ def run(args: argparse.Namespace) -> int:
     from ..media.mp4 import write_mp4
     from ..system.writing import replacing
 
-    args.vae = args.vae or demo_vae_path()
+    args.vae = vae_file(args.vae) or demo_vae_path()
     vae = load_vae(args)
     if not vae.can_encode or not vae.can_decode:
         raise InputError(f"{vae.path}: holds one half of a VAE; the demo needs encoder and decoder")
-    demo = run_demo(vae, demo_clip_path(), lambda label: progress(label, quiet=False))
+    demo = run_demo(vae, demo_clip_path(), lambda label: progress(label, args.quiet))
     args.out.mkdir(exist_ok=True)
     write_mp4(args.out / VIDEO, demo.result, demo.fps)
     with replacing(args.out / SHEET) as temporary:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+
+from .parser import Parser
 
 FLAGS = ("--info", "--model", "--benchmark")
 
 
 def run(argv: Sequence[str], program: str) -> int:
     """Run a command line that starts with one of FLAGS."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program, epilog="`info` and `bench` are the same with more options.", description=__doc__
     )
     parser.add_argument("--info", action="store_true", help="show this machine, and what the model file holds")
@@ -24,9 +25,11 @@ def run(argv: Sequence[str], program: str) -> int:
     if args.benchmark and args.model is None:
         parser.error("--benchmark needs --model VAE")
     if not args.benchmark:
-        from .info import show
+        from .info import about
+        from .options import print_facts
 
-        return show(args.model, None)
+        print_facts(about(args.model and str(args.model)))
+        return 0
     from ..compat.names import BlackwellIntegratedVAE
 
     BlackwellIntegratedVAE(args.model, args.vram_gb).benchmark(args.num_runs, args.warmup_runs)

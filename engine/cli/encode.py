@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from . import running
-from .options import add_run_options, rate
+from .options import add_output, add_run_options, rate, settle_output
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "what one is of); decode cuts that off again. A VAE of pictures takes the images of a folder one by one.",
     )
     parser.add_argument("video", type=Path, metavar="VIDEO", help="video file, folder of images, or image")
-    parser.add_argument("out", type=Path, metavar="OUT", help="name.safetensors, or name.latent for ComfyUI")
+    add_output(parser, "OUT", "name.safetensors, or name.latent for ComfyUI")
     parser.add_argument("--start", type=int, default=0, metavar="N", help="first frame to read (default: 0)")
     parser.add_argument("--frames", type=int, metavar="N", help="how many frames to read (default: all that follow)")
     parser.add_argument("--fps", type=rate, help="frame rate to note in the file (default: the video's; images: 24)")
@@ -43,6 +43,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    settle_output(args)
+    args.out = Path(args.out)
     return running.with_ranks(args, _run, _help)
 
 

@@ -12,7 +12,18 @@ from ..errors import InputError
 from ..system.hardware import Hardware, survey
 from ..system.memory import GIB
 from .card import Card, add_card, asked, lines, suggested, words
-from .options import add_kernels, add_norm_groups, add_weights, family, kernels, print_facts
+from .options import (
+    add_json,
+    add_kernels,
+    add_norm_groups,
+    add_vae,
+    check_json,
+    family_of,
+    give_json,
+    kernels,
+    named_vae,
+    print_facts,
+)
 
 if TYPE_CHECKING:
     from ..archs import Architecture
@@ -27,56 +38,52 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Show hardware, versions and which fast paths are on; with a VAE file or a family, also what it "
         "holds and what runs its halves, here or on another card.",
     )
-    parser.add_argument("vae", nargs="?", type=Path, metavar="VAE", help="VAE weights (.safetensors or .gguf)")
-    add_weights(parser)
+    add_vae(parser, "none: the machine alone", positional=True)
     add_card(parser)
     add_kernels(parser)
     add_norm_groups(parser)
+    add_json(parser, "the lines")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    return show(args.vae, args.norm_groups, args.weights, asked(args), kernels(args))
-
-
-def show(
-    vae: Path | None, norm_groups: int | None, weights: str | None = None, card: Card | None = None,
-    chosen: str = "auto",
-) -> int:  # fmt: skip
-    """Print all lines and return the exit code.
-
-    Args:
-        vae: VAE file, or None.
-        norm_groups: for a file that does not name them.
-        weights: name of a family, in place of a file.
-        card: GPU to describe in place of this machine.
-        chosen: which kernels are asked for.
-    Raises:
-        InputError: a file and a family are both named.
-    """
-    if vae is not None and weights is not None:
-        raise InputError(f"--weights {weights}: a file is named too; give one of them")
-    # Read the file first: if it cannot be used, only the error is printed.
-    architecture, config, about = None, None, ()
-    if vae is not None:
-        architecture, config, about = described(vae, norm_groups)
-    elif weights is not None:
-        architecture, config, about = published(weights)
-    if card is not None:
-        print_facts((*lines(card, architecture, config, chosen), *about))
-    else:
-        runs = describe_kernels(architecture, config, chosen) if architecture else ()
-        print_facts((*describe_hardware(survey(chosen)), *about, *runs))
+    check_json(args)
+    facts = about(named_vae(args), args.norm_groups, asked(args), kernels(args))
+    print_facts(facts)
+    give_json(args, [{"name": name, "text": text} for name, text in facts])
     return 0
 
 
-def published(name: str) -> tuple[Architecture, Any, list[tuple[str, str]]]:
-    """Return the family of a name, its published configuration, and lines (name, text) about it.
+def about(
+    vae: str | None, norm_groups: int | None = None, card: Card | None = None, chosen: str = "auto"
+) -> list[tuple[str, str]]:
+    """Return all lines (name, text).
 
+    Args:
+        vae: VAE file or family, or None.
+        norm_groups: for a file that does not name them.
+        card: GPU to describe in place of this machine.
+        chosen: which kernels are asked for.
     Raises:
-        InputError: there is no such family.
+        InputError: `vae` is no file and no family, or norm_groups is of no use.
     """
-    found = family(name)
+    # Read the file first: if it cannot be used, only the error is printed.
+    architecture, config, said = None, None, ()
+    family = family_of(vae)
+    if norm_groups is not None and (vae is None or family is not None):
+        raise InputError(f"--norm-groups {norm_groups} is for a VAE file; name one, or leave it out")
+    if family is not None:
+        architecture, config, said = published(family)
+    elif vae is not None:
+        architecture, config, said = described(Path(vae), norm_groups)
+    if card is not None:
+        return [*lines(card, architecture, config, chosen), *said]
+    runs = describe_kernels(architecture, config, chosen) if architecture else ()
+    return [*describe_hardware(survey(chosen)), *said, *runs]
+
+
+def published(found: Architecture) -> tuple[Architecture, Any, list[tuple[str, str]]]:
+    """Return a family, its published configuration, and lines (name, text) about it."""
     config = found.published.config
     about = [("architecture", f"{found.name}, {found.published.title}, published sizes"),
              *((half, _half(bool(widths), widths, (), half)) for half, widths in _halves(config))]  # fmt: skip
@@ -116,6 +123,8 @@ def describe_hardware(hardware: Hardware) -> Lines:
     yield "system", f"{hardware.system}, Python {hardware.python}, {hardware.cores} CPU cores"
     yield "free RAM", _gb(hardware.ram_free)
     yield "torch", hardware.torch or "not installed"
+    if hardware.cure:
+        yield "cure", hardware.cure
     yield "CUDA", f"{hardware.cuda or 'none'}, cuDNN {hardware.cudnn or 'none'}"
     for name, number in hardware.packages.items():
         yield name, number or "not installed"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LINE, InputError, one_line
+from .parser import heading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,8 +20,7 @@ if TYPE_CHECKING:
 
 def add_vae_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("VAE")
-    group.add_argument("--vae", metavar="FILE", type=Path,
-                       help="VAE weights (default: the small demo VAE, to try things out)")  # fmt: skip
+    add_vae(group, "small demo VAE, to try things out")
     group.add_argument("--precision", default="auto", metavar="P",
                        help="auto (see docs/precision.md), fp32, bf16, fp16; approximate: fp8, int8, "
                        "fp16_fast")  # fmt: skip
@@ -59,24 +61,93 @@ def add_norm_groups(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--norm-groups", type=int, metavar="N", help="for files of unusual widths that do not name it")
 
 
-def add_weights(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--weights", metavar="NAME", help="a family's published sizes in place of a file: seedvr2, "
-                        "wan2.1, flux, ...")  # fmt: skip
+def add_vae(parser: argparse._ActionsContainer, default: str, positional: bool = False) -> None:
+    """Add the VAE of a command: --vae, and as an argument where `positional`; `named_vae` reads them.
+
+    default: the VAE that runs where none is named.
+    """
+    text = f"VAE: a .safetensors or .gguf file, or a family by its name, such as flux (default: {default})"
+    if positional:
+        parser.add_argument("file", nargs="?", metavar="VAE", help=text)
+        text = "the same"
+    parser.add_argument("--vae", action=_Once, metavar="VAE", help=text)
+    parser.add_argument("--weights", dest="vae", action=_Once, metavar="VAE", help=argparse.SUPPRESS)  # its old name
 
 
-def family(name: str) -> Architecture:
-    """Return the architecture that `--weights` names.
+class _Once(argparse.Action):
+    """Store a value, and refuse a second one."""
+
+    def __call__(self, parser: Any, args: argparse.Namespace, value: Any, option: str | None = None) -> None:
+        if (before := getattr(args, self.dest)) is not None:
+            raise argparse.ArgumentError(None, f"{option} {value}: {before} is named too; give one of them")
+        setattr(args, self.dest, value)
+
+
+def named_vae(args: argparse.Namespace) -> str | None:
+    """Return the VAE that a command line names, by path or family; None: it names none.
 
     Raises:
-        InputError: there is no such family, or its sizes are not published.
+        InputError: it names two.
     """
-    from ..archs import ARCHITECTURES, by_name
+    given = getattr(args, "file", None)
+    if given is not None and args.vae is not None:
+        raise InputError(f"--vae {args.vae}: {given} is named too; give one of them")
+    return args.vae if given is None else given
 
-    found = by_name(name)
-    if found is None or found.published is None:
-        known = ", ".join(a.name for a in ARCHITECTURES if a.published)
-        raise InputError(f"--weights {name} is no family; there are {known}")
+
+def family_of(text: str | None) -> Architecture | None:
+    """Return the architecture of a family that a text names, where no file of this name is there; None: it names none.
+
+    Raises:
+        InputError: the text is neither a file's name nor a family's.
+    """
+    if text is None or Path(text).exists():
+        return None
+    from ..archs import ARCHITECTURES, by_words
+
+    found = by_words(text)
+    if found is None and not (Path(text).suffix or {"/", "\\"} & set(text)):
+        known = ", ".join(a.name for a in ARCHITECTURES)
+        raise InputError(f"--vae {text} is no file here, and no family; there are {known}")
     return found
+
+
+def check_family(text: str | None, *others: str) -> None:
+    """Refuse a text that is no file's name, no family's and none of `others`. Raises InputError."""
+    if text not in others:
+        family_of(text)
+
+
+def add_output(parser: argparse._ActionsContainer, metavar: str, text: str) -> None:
+    """Add the output of a command, as an argument and as -o; `settle_output` makes them one."""
+    parser.add_argument("out", nargs="?", metavar=metavar, help=text)
+    parser.add_argument("-o", "--out", dest="named_out", metavar=metavar, help="the same")
+
+
+def settle_output(args: argparse.Namespace, metavar: str = "OUT") -> None:
+    """Set `args.out` to the output that is named. Raises InputError where none is, or two."""
+    if args.out is not None and args.named_out is not None:
+        raise InputError(f"--out {args.named_out}: {args.out} is named too; give one of them")
+    args.out = args.out if args.named_out is None else args.named_out
+    if args.out is None:
+        raise InputError(f"{metavar} is missing; name the output with -o {metavar}")
+    if args.out == "-":
+        raise InputError(f"{metavar} -: results do not go to standard output; name a file")
+
+
+#: Heights that have a name, and their width.
+_SIZES = {"480p": (832, 480), "720p": (1280, 720), "1080p": (1920, 1080), "1440p": (2560, 1440),
+          "2160p": (3840, 2160), "4k": (3840, 2160)}  # fmt: skip
+
+
+def size(text: str) -> tuple[int, int]:
+    """Return width and height of a --size such as 1280x720 or 720p. Raises InputError."""
+    if named := _SIZES.get(text.lower()):
+        return named
+    match = re.fullmatch(r"(\d{1,5}) ?[xX×*] ?(\d{1,5})", text)
+    if match is None:
+        raise InputError(f"--size {text}: write width x height in pixels, such as 1280x720")
+    return int(match[1]), int(match[2])
 
 
 #: Remedy in the refusal of a latent that another VAE has made.
@@ -91,10 +162,34 @@ def add_force(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--force", action="store_true", help="replace existing files")
 
 
-def add_json(parser: argparse._ActionsContainer, what: str = "the figures") -> None:
-    """Add --json FILE, which the command also writes `what` to, and --force."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help=f"also write {what} to this file")
+def json_target(text: str) -> Path | str:
+    """Return the value of --json: a file's path, or "-" for standard output."""
+    return text if text == "-" else Path(text)
+
+
+def add_json(parser: argparse._ActionsContainer, what: str = "the figures", *others: str) -> None:
+    """Add --json FILE, which the command also writes `what` to, and --force. others: more names of the option."""
+    parser.add_argument("--json", *others, type=json_target, metavar="FILE",
+                        help=f"also write {what} to this file; - prints them and nothing else")  # fmt: skip
     add_force(parser)
+
+
+def check_json(args: argparse.Namespace, *inputs: Path) -> None:
+    """Check before any work that the file of --json can be written. Raises InputError."""
+    from ..system.writing import check_target
+
+    if isinstance(args.json, Path):
+        check_target(args.json, args.force, inputs=inputs)
+
+
+def give_json(args: argparse.Namespace, data: Any) -> None:
+    """Write data where --json says, if it does."""
+    from ..system.writing import write_json
+
+    if args.json == "-":
+        print(json.dumps(data, indent=1), file=args.stdout)
+    elif args.json is not None:
+        write_json(args.json, data)
 
 
 def check_least(args: argparse.Namespace, **least: int) -> None:
@@ -117,7 +212,7 @@ def check_frames(architecture: Architecture, count: int) -> None:
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print (name, text) pairs as a table of two columns."""
     for name, text in facts:
-        print(f"{name:<16}{one_line(text, LINE)}")
+        print(f"{heading(name, 16)}{one_line(text, LINE)}")
 
 
 def add_memory_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -169,9 +264,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
                        help="allow GPUs of different kinds, whose bits differ")  # fmt: skip
     group = parser.add_argument_group("output")
     group.add_argument("--force", action="store_true", help="replace an existing output")
-    group.add_argument("--quiet", action="store_true", help="no progress bar and no closing line")
-    group.add_argument("--verbose", action="store_true", help="what the run did: path, time, memory, what was off")
-    group.add_argument("--report", type=Path, metavar="FILE", help="the same as JSON")
+    group.add_argument("--json", "--report", dest="report", type=json_target, metavar="FILE",
+                       help="write what the run did to this .json; - prints it and nothing else")  # fmt: skip
 
 
 def rate(text: str) -> Fraction:

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, PlanError
 from ..system.memory import GIB
+from ..system.words import many
 from .card import Card, add_card, asked, expects, on, words
 from .options import (
+    add_force,
     add_kernels,
     add_memory_options,
     add_norm_groups,
-    add_weights,
+    add_vae,
+    check_json,
     check_least,
-    family,
+    family_of,
+    give_json,
+    json_target,
     kernels,
     memory_options,
+    size,
 )
+from .parser import YELLOW, paint
 
 if TYPE_CHECKING:
     from ..archs import Architecture
@@ -40,15 +46,14 @@ TABLE_GB = (26.0, 19.5, 13.0, 9.75, 8.0, 6.5, 4.0, 3.0)
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "plan",
-        description="Say how a clip would be decoded or encoded under a memory target. Without --vae "
-        "and --weights: the published SeedVR2 VAE. Nothing is computed, so plans for a GPU can be made without one.",
+        description="Say how a clip would be decoded or encoded under a memory target. Nothing is computed, so plans "
+        "for a GPU can be made without one. `fits` is a table of what fits.",
     )
-    parser.add_argument("--size", required=True, metavar="WxH", help="frame size in pixels, such as 1280x720")
+    parser.add_argument("--size", metavar="WxH", help="frame size in pixels, such as 1280x720 or 720p")
     parser.add_argument("--frames", type=int, metavar="N",
                         help="frames of the clip (default: 81; pictures: 1; Stable Video Diffusion: 25)")  # fmt: skip
     parser.add_argument("--encode", action="store_true", help="plan an encode (default: a decode)")
-    parser.add_argument("--vae", type=Path, metavar="FILE", help="VAE weights (default: published SeedVR2 widths)")
-    add_weights(parser)
+    add_vae(parser, "seedvr2 in its published sizes")
     add_norm_groups(parser)
     parser.add_argument("--precision", default="auto", metavar="P",
                         help="auto (default: its own 16-bit type), fp16, bf16, fp32, fp8, int8, fp16_fast")  # fmt: skip
@@ -62,7 +67,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                         help="also compute what up to N GPUs of one kind would do together")  # fmt: skip
     parser.add_argument("--link", type=float, metavar="GB/s", help="what host memory gives while as much goes back, in "
                         "10^9 bytes (default: as `tune` has measured it here, else 50)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", nargs="?", const="-", type=json_target, metavar="FILE",
+                        help="also write it as JSON to this file; - (or none) prints it and nothing else")  # fmt: skip
+    add_force(parser)
     parser.set_defaults(run=run)
 
 
@@ -71,11 +78,15 @@ def run(args: argparse.Namespace) -> int:
     from ..options import PLAIN_TILES
     from ..request import Request
 
-    width, height = _size(args.size)
+    check_json(args, Path(args.vae or ""))
+    if args.size is None:
+        raise InputError("--size is missing: write --size 1280x720, or `zerowaste-vae fits` for a table of what fits")
+    width, height = size(args.size)
     request = Request(**memory_options(args), output=args.output)
     check_least(args, frames=1, devices=1)
     half, card, chosen = "encoder" if args.encode else "decoder", asked(args), kernels(args)
-    planner, architecture, note = _planner(args, half, card, chosen)
+    architecture, config = _network(args, half)
+    planner, note = planner_of(architecture, config, half, args.precision, card, chosen, args.plain, args.link)
     wanted = args.frames or (1 if architecture.still else 25 if architecture.joined else 81)
     count, spatial = architecture.filled(wanted), architecture.spatial
     precision = architecture.native if args.precision == "auto" else args.precision
@@ -85,10 +96,10 @@ def run(args: argparse.Namespace) -> int:
     whole = spatial * architecture.side
     given, (width, height) = (width, height), (n + -n % whole for n in (width, height))
     latents = architecture.latents(count)
-    size = latents, height // spatial, width // spatial
-    plan = functools.partial(planner.plan, half, size, request)
+    shape = latents, height // spatial, width // spatial
+    plan = functools.partial(planner.plan, half, shape, request)
     rows = [_row(plan, limits, architecture.temporal, planner.walk.rates) for limits in _limits(args, request, card)]
-    frames, config = architecture.frames(latents), planner.walk.config
+    frames = architecture.frames(latents)
     asks = card and (card, architecture, config, half, precision, chosen, (width, height, frames))
     there = words(*asks) if asks else ""
     fitting = [row for row in rows if row["fits"]]
@@ -101,21 +112,24 @@ def run(args: argparse.Namespace) -> int:
         filled = f"{given[0]}x{given[1]}, {wanted} frames: filled up to {width}x{height}, {frames} frames, as by encode"
         note = f"{filled}; {note}" if note else filled
     result = frames * height * width * colours_of(config)[1] * request.dtype.itemsize
-    shared = _shared(args, architecture, planner, size) if args.devices else []
-    if args.json:
-        answer = {"size": [width, height], "frames": frames, "precision": precision, "result_gb": result / GIB,
-                  "variant": architecture.variant(config), "note": note, "plans": rows}  # fmt: skip
+    shared = _shared(args, architecture, planner, shape) if args.devices else []
+    if args.json is not None:
+        answer = {"model": _model(args, architecture), "size": [width, height], "frames": frames,
+                  "precision": precision, "result_gb": result / GIB, "variant": architecture.variant(config),
+                  "note": note, "plans": rows}  # fmt: skip
         if card:
             answer["card"] = {"name": card.name, "sm": card.sm, "runs": there, "projected": True}
             if time:
                 answer["card"]["expected"] = time
         if shared:
             answer["devices"] = [{key: value for key, value in row.items() if key != "text"} for row in shared]
-        print(json.dumps(answer, indent=1))
-        return 0
+        give_json(args, answer)
+        if args.json == "-":
+            return 0
     verb = "encode" if args.encode else f"decode to {args.output} ({result / GIB:.2f} GB of host memory)"
-    variant = architecture.variant(config)
-    print(f"{width}x{height}, {frames} frames, {precision}{f', {variant}' * bool(variant)}: {verb}")
+    variant = f", {name}" if (name := architecture.variant(config)) else ""
+    where = "" if card else f" on {_here(args, chosen)}"
+    print(f"{width}x{height}, {many(frames, 'frame')}, {precision}{variant}: {verb}; {_model(args, architecture)}{where}")
     if note:
         print(note)
     if card:
@@ -123,17 +137,33 @@ def run(args: argparse.Namespace) -> int:
     if time:
         print(time)
     for row in rows:
-        print(f"{row['target_gb']:6.2f} GB: {row['text']}")
+        text = f"{row['target_gb']:6.2f} GB: {row['text']}"
+        print(text if row["fits"] else paint(text, YELLOW, sys.stdout))
     for row in shared:
         print(row["text"])
     return 0 if all(row["fits"] for row in rows) or args.table else 2
 
 
-def _size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
-    if match is None:
-        raise InputError(f"--size {text}: write width x height in pixels, such as 1280x720")
-    return int(match[1]), int(match[2])
+def _model(args: argparse.Namespace, architecture: Architecture) -> str:
+    """Return the name of the planned model: its file's, or its family's with published sizes."""
+    if args.vae is not None and family_of(args.vae) is None:
+        return f"{Path(args.vae).name} ({architecture.name})"
+    return f"{architecture.published.title} ({architecture.name}, published sizes)"
+
+
+def _here(args: argparse.Namespace, chosen: str) -> str:
+    """Return the GPU that a plan without --card is for, its kernels, and where its target comes from."""
+    import torch
+
+    aim = "the target that is named" if args.vram_gb or args.table else "what is free now"
+    if args.plain:
+        return f"any GPU in plain torch, within {aim}"
+    if not torch.cuda.is_available():
+        return f"any GPU with fused kernels{'' if chosen == 'auto' else f' ({chosen})'}, within {aim}"
+    from ..kernels.targets import target
+
+    device = torch.device("cuda")
+    return f"{torch.cuda.get_device_name(device)} ({target(device, chosen).words}), within {aim}"
 
 
 def _limits(args: argparse.Namespace, request: Request, card: Card | None) -> list[Limits]:
@@ -158,40 +188,54 @@ def _limits(args: argparse.Namespace, request: Request, card: Card | None) -> li
     return [Machine.now(cuda).limits(request)]
 
 
-def _planner(args: argparse.Namespace, half: str, card: Card | None, chosen: str) -> tuple[Planner, Architecture, str]:
-    """Return the planner of the named model, the model's architecture, and a note for the user (may be empty).
+def _network(args: argparse.Namespace, half: str) -> tuple[Architecture, Any]:
+    """Return the architecture and the sizes of the named model. half: component to plan for."""
+    from ..archs import DEFAULT
+    from ..loader import load
 
-    half: component to plan for. card: GPU that is to run it, None: any. chosen: which kernels are asked for.
+    family = DEFAULT if args.vae is None else family_of(args.vae)
+    if family is None:
+        vae = load(args.vae, precision="fp32", device="cpu", norm_groups=args.norm_groups)
+        if half == "encoder" and not vae.can_encode:
+            raise InputError(f"{args.vae}: holds a decoder only, so there is no encode to plan")
+        return vae.architecture, vae.model.config
+    config = family.published.config
+    if args.norm_groups is not None:
+        raise InputError(f"--norm-groups {args.norm_groups} is for a VAE file; name one with --vae, or leave it out")
+    if half == "encoder" and config.encoder_widths is None:
+        raise InputError(f"--vae {args.vae}: its encoder's sizes are not known here: name a file")
+    return family, config
+
+
+def planner_of(
+    architecture: Architecture, config: Any, half: str, precision: str, card: Card | None, chosen: str,
+    plain: bool = False, link: float | None = None,
+) -> tuple[Planner, str]:  # fmt: skip
+    """Return the planner of a model, and a note for the user (may be empty).
+
+    Args:
+        architecture, config: of the model.
+        half: component to plan for.
+        precision: one of `loader.NAMES`.
+        card: GPU that is to run it, None: any.
+        chosen: which kernels are asked for.
+        plain: for plain torch.
+        link: as for `_rates`.
     """
     import torch
 
-    from ..archs import DEFAULT
-    from ..loader import NAMES, PRECISIONS, load
+    from ..loader import NAMES, PRECISIONS
     from ..options import DEFAULTS
     from ..planning.fusable import not_fused, why_no_8_bit
     from ..planning.make import decided, make_planner
     from ..planning.plain_walk import Torch
     from ..precision.modes import MIXED, Mode
 
-    if args.precision not in NAMES:
-        raise InputError(f"--precision {args.precision} is not one of {', '.join(NAMES)}")
-    if args.vae is None:
-        architecture = family(args.weights) if args.weights else DEFAULT
-        config = architecture.published.config
-        if half == "encoder" and config.encoder_widths is None:
-            raise InputError(f"--weights {args.weights}: its encoder's sizes are not known here: name a file, --vae")
-    elif args.weights:
-        raise InputError(f"--weights {args.weights}: a file is named too; give one of them")
-    else:
-        vae = load(args.vae, precision="fp32", device="cpu", norm_groups=args.norm_groups)
-        if half == "encoder" and not vae.can_encode:
-            raise InputError(f"{args.vae}: holds a decoder only, so there is no encode to plan")
-        architecture, config = vae.architecture, vae.model.config
-
-    plain = PRECISIONS.get(args.precision)
-    dtype = plain or PRECISIONS[architecture.activations(args.precision, True)]
-    reason = "--plain" if args.plain else not_fused(architecture.programs(config), dtype)
-    native = args.precision if args.precision != "auto" else architecture.native
+    if precision not in NAMES:
+        raise InputError(f"--precision {precision} is not one of {', '.join(NAMES)}")
+    dtype = PRECISIONS.get(precision) or PRECISIONS[architecture.activations(precision, True)]
+    reason = "--plain" if plain else not_fused(architecture.programs(config), dtype)
+    native = precision if precision != "auto" else architecture.native
     # Without a card, for the GPU that is here, or for any.
     here = on(card, architecture, config, half, native, chosen) if card else None
     if here and reason is None and not here.kernels:
@@ -199,23 +243,23 @@ def _planner(args: argparse.Namespace, half: str, card: Card | None, chosen: str
     options = DEFAULTS.decided(here) if here else decided(replace(DEFAULTS, kernels=chosen), torch.device("cuda"))
     programs = architecture.programs(config)
     launching = any(p.launches and p.why_not_fused() == reason for p in programs)
-    note = f"fused kernels off: {reason}" if reason and not (args.plain or launching) else ""
+    note = f"fused kernels off: {reason}" if reason and not (plain or launching) else ""
     exact_only = why_no_8_bit(programs, dtype, reason)
-    if args.precision == "fp16_fast" and any(p.scales for p in programs):
+    if precision == "fp16_fast" and any(p.scales for p in programs):
         exact_only = "its products sum in fp32"
-    if exact_only and args.precision in MIXED:
-        note = f"{args.precision} is unavailable ({exact_only}): this is a plan for {architecture.native}"
+    if exact_only and precision in MIXED:
+        note = f"{precision} is unavailable ({exact_only}): this is a plan for {architecture.native}"
     exact = dtype == torch.float32
     mode = Mode()
-    if exact_only is None and args.precision in MIXED:  # for any GPU that can run it
-        fast = args.precision == "fp16_fast"
-        mode = Mode(half_accumulate=True) if fast else Mode(args.precision)
+    if exact_only is None and precision in MIXED:  # for any GPU that can run it
+        fast = precision == "fp16_fast"
+        mode = Mode(half_accumulate=True) if fast else Mode(precision)
     planner = make_planner(
         architecture, config, dtype, options, mode, lambda: reason is None and not exact,
         lambda: Torch(products=exact, reserves=True),  # plans are for a GPU, without TF32
-        _rates(args.link), waits=True,
+        _rates(link), waits=True,
     )  # fmt: skip
-    return planner, architecture, note
+    return planner, note
 
 
 def _rates(link: float | None) -> Rates:

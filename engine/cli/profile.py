@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .card import add_ratio, ratio_asked
-from .options import add_device, add_json, add_norm_groups, check_frames, check_least
+from .options import (
+    add_device,
+    add_json,
+    add_norm_groups,
+    add_vae,
+    check_family,
+    check_frames,
+    check_json,
+    check_least,
+    give_json,
+    size,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -23,9 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Time every operator of a decode or encode of noise: ms per frame, rate, and share of its speed "
         "limit (FLOP at the rate of matrix products plus bytes at that of copies, both measured in the same run).",
     )
-    parser.add_argument("half", choices=("decode", "encode"), help="what to profile")
-    parser.add_argument("--weights", metavar="W", help="a VAE file, demo, random (published SeedVR2 widths, seeded) "
-                        "or the same of another family by its name (default: random on a GPU, demo on a CPU)")
+    parser.add_argument("half", metavar="HALF", choices=("decode", "encode"), help="what to profile: decode or encode")
+    add_vae(parser, "random, which is seedvr2, on a GPU; demo on a CPU; a family has seeded random weights")
     parser.add_argument("--size", metavar="WxH", help="pixels (default: 1280x720; CPU: 64x48)")
     parser.add_argument("--frames", type=int, metavar="N",
                         help="as many as latents decode to (default: 21 or what fits; CPU: 5)")
@@ -40,13 +50,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..loader import placement
-    from ..system.writing import check_target
 
     device = placement("auto", args.device)
     small = device.type != "cuda"
     check_least(args, runs=1)
-    if args.json is not None:
-        check_target(args.json, args.force, inputs=(Path(args.weights or ""),))
+    check_json(args, Path(args.vae or ""))
+    check_family(args.vae, "random", "demo")
     ratio = ratio_asked(args, device, [args.precision])
     with nullcontext() if ratio is None else ratio.running():
         return _run(args, device, small, ratio)
@@ -57,22 +66,23 @@ def _run(args: argparse.Namespace, device: torch.device, small: bool, ratio: Rat
     from ..bench.profile import profile
     from ..bench.subject import check_size, default_weights, read_weights, seeded_input
     from ..loader import load
-    from ..system.writing import write_json
 
-    weights = read_weights(args.weights or default_weights(device))
+    weights = read_weights(args.vae or default_weights(device))
     vae = load(weights, precision=args.precision, device=device, norm_groups=args.norm_groups)
     about, every = vae.architecture, vae.temporal
     frames = args.frames if args.frames is not None else about.filled(1 + (4 if small else 20) // every * every)
     check_frames(about, frames)
-    size = check_size(args.size or ("64x48" if small else "1280x720"), vae.spatial * about.side)
+    width, height = size(args.size or ("64x48" if small else "1280x720"))
+    pixels = check_size(f"{width}x{height}", vae.spatial * about.side)
     if args.half == "encode" and not vae.can_encode:
-        raise InputError(f"{args.weights}: holds a decoder only; profile decode")
-    data = seeded_input(vae, "decoder" if args.half == "decode" else "encoder", frames, *size)
+        raise InputError(f"{args.vae}: holds a decoder only; profile decode")
+    data = seeded_input(vae, "decoder" if args.half == "decode" else "encoder", frames, *pixels)
     if ratio is not None:
         from ..bench.ratio.foreign import refuse_foreign
         from ..bench.speed_limit import work
 
-        program, latent = {"decode": "decoder", "encode": "encoder"}[args.half], (n // vae.spatial for n in size[::-1])
+        program = {"decode": "decoder", "encode": "encoder"}[args.half]
+        latent = (n // vae.spatial for n in pixels[::-1])
         whole = work(about, vae.model.config, program, about.latents(frames), *latent)
         refuse_foreign(lambda: getattr(vae, args.half)(data), whole.flop)
     found = profile(vae, args.half, data, args.runs)
@@ -81,6 +91,5 @@ def _run(args: argparse.Namespace, device: torch.device, small: bool, ratio: Rat
         from ..bench.ratio.waits import lines
 
         print("", f"what waits, {ratio.words}:", *lines(found, ratio), sep="\n")
-    if args.json is not None:
-        write_json(args.json, found.record())
+    give_json(args, found.record())
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
 import threading
@@ -19,6 +18,7 @@ from .. import log
 from ..errors import InputError
 from ..system.writing import check_target, write_text
 from .options import kernels, memory_options
+from .vaes import vae_file
 
 if TYPE_CHECKING:
     from ..distributed.ranks import Ranks
@@ -58,6 +58,7 @@ def with_ranks(
     """
     from ..distributed.ranks import joined, under_torchrun
 
+    args.vae = vae_file(args.vae)
     if args.split not in (None, *SPLITS):
         raise InputError(f"--split {args.split} is not one of {', '.join(SPLITS)}")
     if args.split is not None and os.environ.get("RANK", "0") == "0":
@@ -78,8 +79,10 @@ def load_vae(args: argparse.Namespace, ranks: Ranks | None = None) -> VideoVAE:
         args: with the options of `add_vae_options`.
         ranks: of torchrun; each rank has a GPU of its machine, if there are any.
     """
-    from ..loader import demo_vae_path, load
+    from ..kernels.cards import AUTO, PLAIN
+    from ..loader import demo_vae_path, load, placement
     from ..options import DEFAULTS
+    from ..request import Request
 
     options = replace(DEFAULTS.switched(args.on, args.off), min_db=args.min_db, kernels=kernels(args))
     device = args.device
@@ -87,6 +90,12 @@ def load_vae(args: argparse.Namespace, ranks: Ranks | None = None) -> VideoVAE:
         device = args.devices.partition(",")[0].strip()
     if device is None and ranks is not None:
         device = ranks.device
+    if hasattr(args, "tiling"):
+        Request(**memory_options(args))  # refuse wrong ones before anything is read or said
+    where = placement(args.precision, device)
+    if where.type == "cpu" and options.kernels not in (AUTO, PLAIN):
+        raise InputError(f"--kernels {args.kernels}: a CPU runs torch's own operators; leave it out, or name a GPU "
+                         "with --device")  # fmt: skip
     if args.vae is None and (ranks is None or ranks.rank == 0):
         log.warn("no --vae: the small demo VAE, which is only for trying things out")
     vae = load(args.vae or demo_vae_path(), precision=args.precision, device=device, norm_groups=args.norm_groups)
@@ -95,30 +104,30 @@ def load_vae(args: argparse.Namespace, ranks: Ranks | None = None) -> VideoVAE:
 
 
 def check_report(args: argparse.Namespace) -> None:
-    """Check before any work that the report file can be written, and show the log with --verbose.
+    """Check before any work that the file of --json can be written.
 
     Raises:
         InputError: the file cannot be written.
     """
-    if args.verbose:
-        logging.basicConfig(format="%(message)s")
-        logging.getLogger("zerowaste_vae").setLevel(logging.INFO)
-    if args.report is not None:
+    if isinstance(args.report, Path):
         if args.report.suffix.lower() != ".json":
-            raise InputError(f"--report {args.report}: a report file ends in .json")
+            raise InputError(f"--json {args.report}: a report file ends in .json, or is - for standard output")
         check_target(args.report, args.force)
 
 
 def give_report(vae: VideoVAE, args: argparse.Namespace) -> None:
-    """Print the report with --verbose, and write it with --report; say so where nothing was computed."""
+    """Print the report with --verbose, and write it with --json; say so where nothing was computed."""
     if vae.last_report is None:
         if args.verbose or args.report is not None:
             log.warn("no report: this process has computed nothing")
         return
     if args.verbose:
         print(vae.last_report.text())
-    if args.report is not None:
-        write_text(args.report, json.dumps(vae.last_report.as_dict(), indent=1) + "\n")
+    text = json.dumps(vae.last_report.as_dict(), indent=1)
+    if args.report == "-":
+        print(text, file=args.stdout)
+    elif args.report is not None:
+        write_text(args.report, text + "\n")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import add_force, add_kernels, add_norm_groups, kernels
+from .options import add_force, add_kernels, add_norm_groups, add_vae, check_family, kernels, named_vae
 
 if TYPE_CHECKING:
     from ..vae import VideoVAE
@@ -25,8 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "and keep the fastest: all later runs on this machine use them. Takes two minutes at most. Frames then have "
         "other bits than before, and as before the same ones under every plan.",
     )
-    parser.add_argument("vae", nargs="?", default="random", metavar="VAE", help="VAE weights, or a family by its name "
-                        "(seedvr2, wan2.1, ...) with its published widths (default: seedvr2)")  # fmt: skip
+    add_vae(parser, "seedvr2; a family runs with its published widths", positional=True)
     parser.add_argument("--precision", default="auto", metavar="P", help="as for decode (default: auto)")
     add_norm_groups(parser)
     parser.add_argument("--device", metavar="D", help="cuda or cuda:N (default: the first GPU)")
@@ -50,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
     if not LEAST <= args.seconds < 3600:
         raise InputError(f"--seconds {args.seconds:g}: give {LEAST:g} to 3600")
+    args.vae = named_vae(args) or "random"
+    check_family(args.vae, "random")
     if args.share is not None:
         check_target(args.share, args.force, inputs=(Path(args.vae),))
     vae = _vae(args)

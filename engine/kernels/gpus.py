@@ -99,12 +99,17 @@ GPUS = (
 #: Other words for names of the table.
 _ALSO = {"dgxspark": "gb10"}
 #: Words that say nothing about which card it is.
-_NOISE = re.compile(r"nvidia|geforce|quadro|graphics|gpu|card|edition|founders|blackwell|workstation|server|sxm\d?|"
-                    r"hbm3e?|pcie")  # fmt: skip
-_MEMORY = re.compile(r"\b(\d{1,3}) ?GB?\b", re.IGNORECASE)
-#: Names of series, without blanks -> their compute capability.
-_SERIES = ((r"^rtx\d\d00.*ada", 89), (r"^rtxa\d\d00", 86), (r"^rtxpro\d\d00", 120), (r"^rtx30\d0", 86),
-           (r"^rtx40\d0", 89), (r"^rtx50\d0", 120))  # fmt: skip
+_NOISE = re.compile(r"nvidia|geforce|quadro|tesla|generation|graphics|gpu|card|edition|founders|blackwell|workstation|"
+                    r"server|sxm\d?|hbm3e?|pcie")  # fmt: skip
+_MEMORY = re.compile(r"(?<!\d)(\d{1,3}) ?GB?\b", re.IGNORECASE)
+#: A GeForce among a maker's words, "MSI RTX 5070 Ti Gaming Trio"; not "RTX 4090 D", which is another card.
+_GEFORCE = re.compile(r"(?<![a-z0-9])(?:rtx)?[ _-]*([345]0[5-9]0)[ _-]*(ti)?[ _-]*(super)?(?![a-z0-9]|[ _-]d\b)")
+#: Names of series, without blanks -> their compute capability. Those before 80 run plain torch.
+_SERIES = ((r"^rtx\d\d00.*ada", 89), (r"^rtxa\d\d00", 86), (r"^rtxpro\d\d00", 120), (r"rtx30\d0", 86),
+           (r"rtx40\d0", 89), (r"rtx50\d0", 120), (r"rtx20\d0|gtx16\d0|titanrtx|^rtx[34568]000$|^t4$|^t\d\d00$", 75),
+           (r"^v100|titanv$", 70), (r"gtx10\d0|titanx|^p40$|^p4$", 61), (r"^p100", 60), (r"^b200|^gb200", 100),
+           (r"^b300|^gb300", 103), (r"^(gh|h)[12]00|^h[28]0|^h800", 90), (r"^l(4|20|40s?)$", 89),
+           (r"^a(2|10g?|16|40)$", 86), (r"^a(30|100|800)", 80))  # fmt: skip
 _LAPTOP = re.compile(r"laptop|mobile|notebook|max-?q")
 
 
@@ -158,7 +163,11 @@ def winograd(name: str, sm: int) -> bool:
 
 
 def _row(name: str) -> Gpu | None:
-    return _ROWS.get(_key(name)) or _ROWS.get(_key(_MEMORY.sub(" ", name)))
+    bare = _MEMORY.sub(" ", name)
+    row = _ROWS.get(_key(name)) or _ROWS.get(_key(bare))
+    if row is None and len(among := _GEFORCE.findall(bare.lower())) == 1:
+        row = _ROWS.get(_key("".join(among[0])))
+    return row
 
 
 def _key(text: str) -> str:

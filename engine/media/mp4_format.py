@@ -57,9 +57,9 @@ class Format:
         if not 0 < self.fps <= FASTEST:
             given = float(min(self.fps, 10 * FASTEST))
             raise InputError(f"frame rate {given:g}: must be above 0, and at most {FASTEST}")
-        for name, value, known in (("codec", self.codec, CODECS), ("pixel format", self.pixels, PIXELS)):
+        for name, value, known in (("codec", self.codec, CODECS), ("pixels", self.pixels, PIXELS)):
             if value not in known:
-                raise InputError(f"{name} {value!r} is not one of {', '.join(known)}")
+                raise InputError(f"{name}={value!r} is not one of {', '.join(known)}")
         codec = CODECS[self.codec]
         if codec.encoder not in av.codecs_available:
             there = [name for name, c in CODECS.items() if c.encoder in av.codecs_available]
@@ -70,7 +70,7 @@ class Format:
             fit = ", ".join(name for name, (own, *_) in PIXELS.items() if own in makes)
             raise InputError(f"{codec.encoder} does not make {self.pixels}: use {fit}")
         if self.crf is not None and not 0 <= self.crf <= codec.worst:
-            raise InputError(f"crf {self.crf} of {self.codec}: 0 (best) to {codec.worst}")
+            raise InputError(f"crf={self.crf}: {self.codec} takes 0 (best) to {codec.worst}")
 
     @property
     def deep(self) -> bool:

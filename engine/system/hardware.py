@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from .memory import available_ram
@@ -62,6 +64,7 @@ class Hardware:
     kernels: bool  # fused kernels run on the default device
     kernel_limits: tuple[str, ...]  # their limits there
     kernel_words: str = ""  # the chosen ones, and why no others
+    cure: str = ""  # a command that brings a torch for the GPU, where this one is a build for CPUs alone
 
     @property
     def fast_paths(self) -> tuple[FastPath, ...]:
@@ -103,6 +106,7 @@ def survey(kernels: str = "auto") -> Hardware:
         kernels=here is not None and here.kernels,
         kernel_limits=() if here is None else here.notes,
         kernel_words="" if here is None else here.words,
+        cure=_probe(_cure, ""),
     )
 
 
@@ -195,6 +199,26 @@ def _kernel_target(kernels: str) -> Target:
     from ..kernels.probe import proven
 
     return proven(torch.device("cuda" if torch.cuda.is_available() else "cpu"), kernels)
+
+
+#: Wheels of torch for NVIDIA GPUs; the usual index has builds for CPUs alone on Windows.
+CUDA_WHEELS = "https://download.pytorch.org/whl/cu128"
+
+
+def _cure() -> str:
+    import torch
+
+    if torch.version.cuda is not None or torch.version.hip is not None or not _has_nvidia():
+        return ""
+    command = f"pip install --force-reinstall torch --index-url {CUDA_WHEELS}"
+    return f"this torch is a build for CPUs alone; for an NVIDIA GPU: {Path(sys.executable).stem} -m {command}"
+
+
+def _has_nvidia() -> bool:
+    """Check for NVIDIA's driver without asking torch."""
+    if sys.platform == "win32":
+        return (Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32" / "nvcuda.dll").exists()
+    return Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
 
 
 def _gpu_problem() -> str | None:

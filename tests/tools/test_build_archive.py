@@ -30,8 +30,8 @@ def staged(tool, tmp_path):
 def test_it_ships_the_pack_and_nothing_else(staged):
     assert {path.name for path in staged.iterdir()} == {
         "CHANGELOG.md", "LICENSE", "NOTICE", "README.md", "__init__.py", "__main__.py", "adapters.py", "assets", "docs",
-        "engine", "example_workflows", "locales", "nodes", "pyproject.toml", "requirements.txt", "subgraphs", "tools",
-        "web",
+        "engine", "example_workflows", "locales", "nodes", "py.typed", "pyproject.toml", "requirements.txt",
+        "subgraphs", "tools", "web",
     }  # fmt: skip
     assert [path.name for path in (staged / "tools").iterdir()] == ["comfy_peer.py"]
 
@@ -39,7 +39,7 @@ def test_it_ships_the_pack_and_nothing_else(staged):
 def test_addresses_follow_from_one(staged):
     text = (staged / "pyproject.toml").read_text()
     assert 'Repository = "https://github.com/somebody/' in text
-    for name in ("Documentation", "Bug Tracker", "Icon", "Banner"):
+    for name in ("Documentation", "Issues", "Icon", "Banner"):
         assert name in text
     assert "/OWNER/" not in text
     assert "git clone https://github.com/somebody/" in (staged / "README.md").read_text()

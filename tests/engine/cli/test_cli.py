@@ -161,7 +161,7 @@ def test_inputs_are_not_replaced(run, latent, tmp_path, vae_file):
 @pytest.mark.skipif(sys.platform == "win32", reason="whole paths are shorter there")
 def test_a_name_has_room_for_that_of_its_part(run, latent):
     name = "b" * 248 + ".mp4"
-    one_error(run("decode", latent, name, "--vae", "missing"), "b.part.mp4: the name is too long (257, the file system")
+    one_error(run("decode", latent, name, "--vae", "missing.gguf"), "b.part.mp4: the name is too long (257,")
     assert run("decode", latent, name[-250:], "--vae", "{vae}")[0] == 0
     assert run("decode", latent, "c" * 243 + ".safetensors", "--vae", "{vae}")[0] == 0
 
@@ -199,8 +199,8 @@ def test_bad_input_leaves_nothing(run, tmp_path, latent, vae_file, noise):
         ("cut_vae.safetensors",): ("--vae", "cut_vae.safetensors"),
         ("l.safetensors", "not a VAE"): ("--vae", "l.safetensors"),
         ("precision", "int3"): ("--vae", "{vae}", "--precision", "int3"),
-        ("device='meta': torch cannot compute there",): ("--vae", "{vae}", "--device", "meta"),
-        ("vram_gb=1e+308 is not a size",): ("--vae", "{vae}", "--vram-gb", 1e308),
+        ("--device meta: torch cannot compute there",): ("--vae", "{vae}", "--device", "meta"),
+        ("--vram-gb 1e+308 is not a size",): ("--vae", "{vae}", "--vram-gb", 1e308),
         ("device", "toaster"): ("--vae", "{vae}", "--device", "toaster"),
         ("tiling", "odd"): ("--vae", "{vae}", "--tiling", "odd"),
         ("tile", "15"): ("--vae", "{vae}", "--tiling", "blended", "--tile", 15, "--overlap", 0),
@@ -233,8 +233,8 @@ def test_bad_videos(run, tmp_path, make_vae_file):
     one_error(run("encode", "ok.png", "a.safetensors", "--vae", "{vae}", "--frames", 0), "at least 1")
     for start, frames in ((10**20, 1), (1, 2**63 - 1)):
         said = run("encode", "ok.png", "a.safetensors", "--vae", "{vae}", "--start", start, "--frames", frames)
-        one_error(said, f"start={start} is after the clip's last frame")
-    one_error(run("encode", "ok.png", "a.safetensors", "--vae", "{vae}", "--seed", 10**30), f"seed={10**30} is too")
+        one_error(said, f"--start {start} is after the clip's last frame")
+    one_error(run("encode", "ok.png", "a.safetensors", "--vae", "{vae}", "--seed", 10**30), f"--seed {10**30} is too")
     one_error(run("encode", "ok.png", "a.safetensors", "--vae", make_vae_file(encoder=None)), "decoder only")
     assert sorted(f.name for f in tmp_path.iterdir()) == before
 
@@ -299,9 +299,9 @@ def test_notes_of_thousands_of_digits_are_none(run, latent, noise):
      ["--tile", "big"]],
 )  # fmt: skip
 def test_malformed_options(capsys, args):
-    with pytest.raises(SystemExit) as ended:
-        main(["decode", "l.safetensors", "a.mp4", *args])
-    assert ended.value.code == 2 and args[0] in capsys.readouterr().err
+    assert main(["decode", "l.safetensors", "a.mp4", *args]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"zerowaste-vae: error: {args[0]}") and said.count("\n") == 1
 
 
 def test_help_and_errors_without_torch():
@@ -367,14 +367,14 @@ def test_output_may_be_any_object(monkeypatch, latent, vae_file, tmp_path):
 def test_memory_errors_name_option(run, latent):
     """Errors name the option that was given."""
     for name in ("vram", "ram"):
-        other = {"vram": "ram_gb", "ram": "vram_gb"}[name]
+        other = {"vram": "--ram-gb", "ram": "--vram-gb"}[name]
         said = run("decode", latent, "a.mp4", "--vae", "{vae}", f"--{name}-gb", "0.000001")
-        one_error(said, f"raise {name}_gb")
-        assert not re.search(rf"\b{other}", said[2]), said[2]
+        one_error(said, f"raise --{name}-gb")
+        assert other not in said[2]
         for tiling in ("untiled", "blended", "exact"):
             one_error(run("decode", latent, "a.mp4", "--vae", "{vae}", f"--{name}-gb", "0.000001", "--tiling", tiling),
-                      f"raise {name}_gb")  # fmt: skip
-        one_error(run("decode", latent, "a.mp4", "--vae", "{vae}", f"--{name}-gb", "-1"), f"{name}_gb=-1")
+                      f"raise --{name}-gb")  # fmt: skip
+        one_error(run("decode", latent, "a.mp4", "--vae", "{vae}", f"--{name}-gb", "-1"), f"--{name}-gb -1")
 
 
 @pytest.mark.parametrize("tile", [16, 24, 48, 56, 64, 72])
@@ -387,4 +387,4 @@ def test_the_usual_overlap_suits_every_tile(run, vae, noise, tile):
     assert torch.equal(load_file("a.safetensors")["frames"], expected)
     if tile <= 64:
         said = run("decode", "wide.safetensors", "b.safetensors", "--vae", "{vae}", *blended, "--overlap", 64)
-        one_error(said, "overlap=64", f"tile={tile}")
+        one_error(said, "--overlap 64", f"--tile {tile}")

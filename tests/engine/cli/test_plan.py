@@ -108,11 +108,11 @@ def test_unfusable_widths_planned_plain(capsys, make_vae_file, precision):
         (["--size", "4x4", "--vram-gb", "1"], "at least 8x8"),
         (["--size", "64x64", "--frames", "0", "--vram-gb", "1"], "--frames 0"),
         (["--size", "64x64", "--precision", "half", "--vram-gb", "1"], "--precision half"),
-        (["--size", "64x64", "--output", "int8", "--vram-gb", "1"], "output='int8' is not one of"),
-        (["--size", "64x64", "--vram-gb", "-1"], "vram_gb=-1.0 is below 0"),
-        (["--size", "64x64", "--vram-gb", "1", "--ram-gb", "nan"], "ram_gb=nan is not a size"),
-        (["--size", "64x64", "--weights", "none", "--vram-gb", "1"], "--weights none is no family; there are seedvr2"),
-        (["--size", "64x64", "--weights", "flux", "--vae", "a.gguf", "--vram-gb", "1"], "a file is named too"),
+        (["--size", "64x64", "--output", "int8", "--vram-gb", "1"], "--output int8 is not one of"),
+        (["--size", "64x64", "--vram-gb", "-1"], "--vram-gb -1.0 is below 0"),
+        (["--size", "64x64", "--vram-gb", "1", "--ram-gb", "nan"], "--ram-gb nan is not a size"),
+        (["--size", "64x64", "--weights", "none", "--vram-gb", "1"], "--vae none is no file here, and no family"),
+        (["--size", "64x64", "--weights", "flux", "--vae", "a.gguf", "--vram-gb", "1"], "a.gguf: flux is named too"),
     ],
 )
 def test_refusals_are_one_line(capsys, args, words):

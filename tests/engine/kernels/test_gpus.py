@@ -13,6 +13,9 @@ from zerowaste_vae.engine.kernels.gpus import GPUS, find
     ("RTX 3080", "RTX 3080", (10,)), ("RTX 3080 12GB", "RTX 3080 12 GB", (12,)), ("3080 10 GB", "RTX 3080", (10,)),
     ("4070 TI SUPER", "RTX 4070 Ti Super", (16,)), ("RTX PRO 6000", "RTX PRO 6000", (96,)),
     ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000", (96,)), ("pro6000", "RTX PRO 6000", (96,)),
+    ("MSI GeForce RTX 5070 Ti Gaming Trio 16G", "RTX 5070 Ti", (16,)), ("4060ti16gb", "RTX 4060 Ti", (16,)),
+    ("GeForce RTX5090", "RTX 5090", (32,)), ("ASUS TUF RTX 4070 Ti SUPER OC", "RTX 4070 Ti Super", (16,)),
+    ("rtx_3090", "RTX 3090", (24,)), ("NVIDIA A100-SXM4-80GB", "A100 80 GB", (80,)), ("nvidia l40s", "L40S", (48,)),
     ("NVIDIA H100 80GB HBM3", "H100", (80,)), ("NVIDIA H200", "H200", (141,)), ("DGX Spark", "GB10", (128,)),
 ])  # fmt: skip
 def test_names(text, name, memory):
@@ -23,6 +26,11 @@ def test_names(text, name, memory):
 @pytest.mark.parametrize(("text", "sm", "why"), [
     ("RTX 4090 Laptop GPU", 89, "laptop"), ("5090 mobile", 120, "laptop"), ("RTX 3070 Max-Q", 86, "laptop"),
     ("RTX PRO 5000", 120, "not kept"), ("RTX A4000", 86, "not kept"), ("RTX 5000 Ada", 89, "not kept"),
+    ("RTX 5090 Laptop GPU 24 GB", 120, "laptop"), ("NVIDIA GeForce RTX 4060 Laptop GPU", 89, "laptop"),
+    ("RTX PRO 4000 Blackwell", 120, "not kept"), ("RTX PRO 2000 Blackwell Laptop GPU", 120, "laptop"),
+    ("RTX 4090 D", 89, "not kept"), ("RTX 2080 Ti", 75, "not kept"), ("GTX 1080", 61, "not kept"),
+    ("Tesla T4", 75, "not kept"), ("V100", 70, "not kept"), ("B200", 100, "not kept"), ("A10G", 86, "not kept"),
+    ("RTX 6000 Ada Generation", 89, "not kept"), ("NVIDIA RTX A6000", 86, "not kept"), ("L20", 89, "not kept"),
     ("RTX 5060", 120, "not kept"), ("sm_89", 89, ""), ("8.9", 89, ""), ("A100", 80, "not kept"),
     ("RTX 5070 Ti 24 GB", 120, "RTX 5070 Ti is known here with 16 GB"), ("rtx 4060 ti 12gb", 89, "with 8 or 16 GB"),
 ])  # fmt: skip
@@ -32,7 +40,7 @@ def test_cards_without_figures_have_a_generation_and_a_reason(text, sm, why):
     assert why in found.why and bool(why) == bool(found.why)
 
 
-@pytest.mark.parametrize("text", ["", "Voodoo 2", "RTX", "GTX 1080", "laptop", "16 GB"])
+@pytest.mark.parametrize("text", ["", "Voodoo 2", "RTX", "RX 7900 XTX", "laptop", "16 GB"])
 def test_others_are_refused(text):
     with pytest.raises(InputError, match=r"--card .* names no GPU that is known here"):
         find(text, "--card")

@@ -342,9 +342,9 @@ def test_ten_bits_keep_what_eight_lose(path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"codec": "h266"}, "codec 'h266' is not one of h264, h265, av1"),
-        ({"pixels": "rgb"}, "pixel format 'rgb' is not one of"),
-        ({"crf": 52}, "crf 52 of h264: 0 .best. to 51"),
+        ({"codec": "h266"}, "codec='h266' is not one of h264, h265, av1"),
+        ({"pixels": "rgb"}, "pixels='rgb' is not one of"),
+        ({"crf": 52}, "crf=52: h264 takes 0 .best. to 51"),
         ({"codec": "av1", "pixels": "yuv444p"}, "libsvtav1 does not make yuv444p: use yuv420p, yuv420p10"),
         ({"fps": Fraction(0)}, "must be above 0"),
         ({"fps": Fraction(10**400)}, "at most 10000"),
