@@ -88,7 +88,7 @@ def test_workflows_of_later_states_load_with_their_values(browser, comfy, name):
         for key in now["inputs"].keys() - was["inputs"].keys():
             added[was["class_type"], key] = now["inputs"][key]
     later = {("ZeroWasteVAEDecodeToVideo", "gpus"): "auto"}
-    later |= {("ZeroWasteVAEOptimize", "kernels"): "auto"}
+    later |= {("ZeroWasteVAEOptimize", "kernels"): "auto", ("ZeroWasteVAEOptimize", "direct"): False}
     later |= {(kind, "any_vae"): False for kind in ("ZeroWasteVAEDecode", "ZeroWasteVAEDecodeToVideo")}
     if name == "before_gpus":
         later |= {("ZeroWasteVAEDecode", "gpus"): "auto", ("ZeroWasteVAEEncode", "gpus"): "auto"}
