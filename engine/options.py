@@ -17,7 +17,7 @@ OFF = "switched off"
 #: The reason for toggles that are off until the user switches them on.
 BY_DEFAULT = "off by default"
 #: The reason for the Winograd form where nobody asked for it.
-BY_CARD = "off on this card by the table of cards: it does not wait for products"
+BY_CARD = "not asked for, and by the table of cards this one does not wait for products"
 #: Toggles of three states: None leaves them to a rule.
 _BY_RULE = ("channels_last_3d", "winograd")
 
@@ -250,8 +250,8 @@ TOGGLES: dict[str, Toggle] = {
         "Winograd convolutions",
         "Convolutions in 16 bit with four ninths of the products, of rounded sums and differences of neighbouring "
         "values: other bits, about 2 dB more rounding, weights of nearly twice the size. Off: as the table of cards "
-        "says, which has it on for RTX 30, 40 and 50 and their workstation cards, and off for data-centre cards. On: "
-        "on every card.",
+        "says, which has it on for RTX 30, 40 and 50 and their workstation cards, and off for data-centre cards, where "
+        "it is slower. On: on every card.",
         True, _winograd, _by_card,
     ),
 }  # fmt: skip

@@ -32,6 +32,7 @@ from ..engine.tuning import kept
 from ..engine.tuning.tune import tune, why_not
 from .frames import crowded
 from .reports import labelled, naming_gpus
+from .settings import DIRECT
 
 #: Largest values a question may hold; sizes in pixels, memory in GB.
 LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 4096, "tile": 16384, "overlap": 16384,
@@ -74,7 +75,10 @@ class Question:
         Raises InputError on unknown names, wrong types and values out of bounds.
         """
         values = {name: _value(name, text) for name, text in query.items()}
-        toggles = {name: values.pop(name).split(",") for name in ("on", "off") if name in values}
+        toggles = {name: set(values.pop(name).split(",")) for name in ("on", "off") if name in values}
+        if DIRECT in toggles.get("on", ()):  # Optimize's switch for it
+            off = toggles.get("off", set()) | {"winograd"}
+            toggles = {"on": toggles["on"] - {DIRECT, "winograd"}, "off": off}
         options = replace(DEFAULTS.switched(**toggles), kernels=values.pop("kernels", AUTO))
         return cls(**values, options=options)  # type: ignore[arg-type]
 

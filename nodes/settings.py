@@ -14,6 +14,8 @@ from ..engine.system.orders import ORDERS, Orders
 from ..engine.system.words import many
 
 DEFAULT_OVERLAP = OVERLAP  # of the widgets: who leaves it means the engine's own default
+#: Optimize's switch for direct convolutions on every card.
+DIRECT = "direct"
 #: Number types of the frames that nodes output.
 FRAMES = ("auto", "float32", "float16")
 

@@ -10,7 +10,7 @@ from ..engine.planning.keeping import KEEP
 from .frames import ANY_VAE
 from .host import io
 from .services import unavailable
-from .settings import DEFAULT_OVERLAP, FRAMES
+from .settings import DEFAULT_OVERLAP, DIRECT, FRAMES
 
 #: The pack's name, as users read it.
 CATEGORY = "Zero-Waste VAE"
@@ -184,7 +184,14 @@ def toggle_inputs() -> tuple[list[io.Input], list[io.Input]]:
     )  # fmt: skip
     kernels.extra_dict["zerowaste_planned"] = True
     toggles = [_toggle(name, reason) for name, reason in unavailable().items()]
-    later = [*toggles[FIRST:BEFORE_KERNELS], advanced(kernels), shared("keep_models"), *toggles[BEFORE_KERNELS:]]
+    # The third state of the switch before `kernels`, which saved workflows know as on or not.
+    direct = advanced(switch(
+        DIRECT, "Direct convolutions", False, "Never the Winograd form, whatever the table of cards and the switch for "
+        "it say: the products, bits and weights of earlier versions.",
+    ))  # fmt: skip
+    direct.extra_dict["zerowaste_planned"] = True
+    between = advanced(kernels), direct, shared("keep_models")
+    later = [*toggles[FIRST:BEFORE_KERNELS], *between, *toggles[BEFORE_KERNELS:]]
     return [advanced(floor), *toggles[:FIRST]], later
 
 
@@ -197,12 +204,12 @@ def _toggle(name: str, reason: str | None) -> io.Input:
     return advanced(widget)
 
 
-def options_from(min_db: float = 0.0, kernels: str = AUTO, **toggles: bool) -> Options:
+def options_from(min_db: float = 0.0, kernels: str = AUTO, direct: bool = False, **toggles: bool) -> Options:
     """Return options from widget values; those not given keep the engine's default."""
     given = {name: toggles[name] for name in TOGGLES if name in toggles}
     if given.get("channels_last_3d"):
         # Only for the kernels: plain torch is slower with it (1.8 times on an H200), so this widget never asks for it.
         given["channels_last_3d"] = None
-    if given.get("winograd") is False:
-        given["winograd"] = None  # off is as the table of cards says, as in workflows that were saved before it said so
+    # Not on is as the table of cards says, also in workflows that were saved before it said anything.
+    given["winograd"] = False if direct else given.get("winograd") or None
     return Options(**given, min_db=min_db, kernels=kernels)

@@ -225,6 +225,7 @@ class Bench:
 
     def _base(self, case: Case, vae: VideoVAE) -> dict[str, Any]:
         work = speed_limit.work(vae.architecture, vae.model.config, case.half, *self._size(case))
+        work = speed_limit.in_form(work, vae.planner.walk, case.half, *self._size(case)[1:])
         rates = self.rates(case.precision)
         return {
             "half": case.half, "precision": vae.precision, "width": case.width, "height": case.height,

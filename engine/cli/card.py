@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..bench.ratio import Ratio
     from ..kernels.gpus import Gpu
     from ..kernels.targets import Target
+    from ..planning.fused_walk import FusedWalk
 
 #: Clip whose speed limit is stated where no size is given: width, height and frames; side of pictures.
 WIDTH, HEIGHT, FRAMES, SIDE = 1280, 720, 81, 1024
@@ -153,7 +154,9 @@ def words(card: Card, architecture: Architecture, config: Any, half: str, precis
     """
     from ..kernels.targets import projected
     from ..loader import PRECISIONS
+    from ..options import DEFAULTS
     from ..planning.fusable import no_8_bit, not_fused
+    from ..planning.fused_walk import FusedWalk
 
     program = architecture.program(half, config)
     dtype = PRECISIONS.get(precision) or PRECISIONS[architecture.activations(precision, True)]
@@ -165,7 +168,8 @@ def words(card: Card, architecture: Architecture, config: Any, half: str, precis
     if why is None and precision == "fp8" and able[0].kernels and not any(one.fp8 for one in able if one.kernels):
         return "not there; int8 runs instead"
     said = f"plain torch ({why})" if why else here.words
-    return said + _limit(card, architecture, config, half, precision, clip)
+    walk = FusedWalk(architecture, config, dtype, DEFAULTS.decided(here))
+    return said + _limit(card, walk, half, precision, clip)
 
 
 def about(gpu: Gpu) -> str:
@@ -200,16 +204,19 @@ def _usual(architecture: Architecture) -> tuple[int, int, int]:
     return (SIDE, SIDE, 1) if architecture.still else (WIDTH, HEIGHT, FRAMES)
 
 
-def _limit(card: Card, architecture: Architecture, config: Any, half: str, precision: str,
-           clip: tuple[int, int, int] | None) -> str:  # fmt: skip
-    """Return a text with the speed limit by published peaks; empty where there are none."""
+def _limit(card: Card, walk: FusedWalk, half: str, precision: str, clip: tuple[int, int, int] | None) -> str:
+    """Return a text with the speed limit by published peaks, of the form that layers have; empty where there are
+    none."""
     from ..bench import projection, speed_limit
 
     published = projection.published(card.name, card.sm)
     if published is None or precision not in published.peaks:
         return ""
+    architecture = walk.architecture
     width, height, frames = clip or _usual(architecture)
-    latents, s = architecture.latents(architecture.filled(frames)), architecture.spatial
-    work = speed_limit.work(architecture, config, half, latents, height // s, width // s)
+    size = [n // architecture.spatial for n in (height, width)]
+    work = speed_limit.work(architecture, walk.config, half, architecture.latents(architecture.filled(frames)), *size)
+    if precision in ("fp16", "bf16"):
+        work = speed_limit.in_form(work, walk, half, *size)
     least = speed_limit.seconds(work, precision, published.peaks[precision], published.bandwidth)
     return f"; at least {1e3 * least / frames:.1f} ms a frame at {width}x{height} ({published.name}'s published peaks)"

@@ -129,7 +129,8 @@ def run(args: argparse.Namespace) -> int:
     verb = "encode" if args.encode else f"decode to {args.output} ({result / GIB:.2f} GB of host memory)"
     variant = f", {name}" if (name := architecture.variant(config)) else ""
     where = "" if card else f" on {_here(args, chosen)}"
-    print(f"{width}x{height}, {many(frames, 'frame')}, {precision}{variant}: {verb}; {_model(args, architecture)}{where}")
+    head = f"{width}x{height}, {many(frames, 'frame')}, {precision}{variant}"
+    print(f"{head}: {verb}; {_model(args, architecture)}{where}")
     if note:
         print(note)
     if card:

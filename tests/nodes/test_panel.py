@@ -411,6 +411,9 @@ def test_winograd_takes_more(monkeypatch):
     wish = {"model": "seedvr2_ema_vae", "width": "1280", "height": "720", "frames": "21", "chunk": "1"}
     plain, on = (answer(Question.parse(wish | more), gpu)["predicted_gb"] for more in ({}, {"on": "winograd"}))
     assert on > plain
+    names = "winograd", "direct", "winograd,direct", "tf32"
+    asked = [Question.parse({"on": name}).options.winograd for name in names]
+    assert asked == [True, False, False, None]
 
 
 @pytest.mark.parametrize(("card", "model", "batch", "timed"), [

@@ -22,7 +22,7 @@ ROOT, NODE = Path(__file__).resolve().parents[2], "ZeroWasteVAEOptimize"
 SAVED = [
     "vae", "precision", "vram_gb", "chunk", "tiling", "min_db", "fp8", "channels_last_3d", "triton_fusion",
     "composed_upsample", "cuda_graphs", "flash_attention", "tf32", "cudnn_benchmark", "async_offload", "ram_gb",
-    "winograd", "kernels", "keep_models",
+    "winograd", "kernels", "direct", "keep_models",
 ]  # fmt: skip
 
 
@@ -124,6 +124,7 @@ def test_saved_values_of_the_winograd_switch(optimize):
     assert widget.options["default"] is False
     made = importlib.import_module("zerowaste_vae.nodes.widgets").options_from
     assert [made(winograd=value).winograd for value in (True, False)] == [True, None] and made() == options.DEFAULTS
+    assert [made(winograd=value, direct=True).winograd for value in (True, False)] == [False, False]
 
 
 def test_widgets_say_what_the_engine_says(optimize):

@@ -133,6 +133,9 @@ def test_plan_states_the_expected_time(capsys):
         line = next(line for line in text.splitlines() if line.startswith("expected "))
         assert "computed, not measured on it" in line and line.endswith("for 1280x720x81")
         times.append([float(word) for word in line.split()[1:4:2]])
+        if "at least " in text:  # the limit is of the form that runs
+            least, low = (float(text.split(word)[1].split()[0]) for word in ("at least ", " s ("))
+            assert 0.7 * low < least < low
     assert 7 < times[0][0] < times[0][1] < 15 and times[1][0] > 1.3 * times[0][0]
 
 
