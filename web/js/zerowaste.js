@@ -5,6 +5,7 @@ import { adoptAll, menuItems } from "./adopt.js";
 import { addExpertSwitch, markUseless, nameTiles } from "./expert.js";
 import { attachPanel } from "./panel.js";
 import { followRuns } from "./runs.js";
+import { keepValues } from "./saved.js";
 import { loadStrings, t } from "./strings.js";
 import { addTuning } from "./tune.js";
 
@@ -54,7 +55,8 @@ app.registerExtension({
   },
   getNodeMenuItems: menuItems,
   getCanvasMenuItems: () => [null, { content: t("adopt_all"), callback: () => adoptAll() }],
-  beforeRegisterNodeDef(kind) {
+  beforeRegisterNodeDef(kind, { name }) {
+    if (name.startsWith("ZeroWasteVAE")) keepValues(kind);
     if (app.collectNodeMenuItems) return;
     // Frontends from before getNodeMenuItems ask the node.
     const before = kind.prototype.getExtraMenuOptions;
