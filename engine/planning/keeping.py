@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from .. import log
 from ..errors import PlanError
 from ..request import Request
 from ..runtime.link import Link
@@ -104,7 +105,8 @@ class Keeping:
         if request.tiling == "auto":
             request = replace(request, tiling="untiled")
         try:
-            return self._moving(self._plan(request, held.limits(request)))
+            with log.silent():  # it may never run
+                return self._moving(self._plan(request, held.limits(request)))
         except PlanError:
             return None
 
