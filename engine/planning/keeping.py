@@ -71,7 +71,8 @@ class Keeping:
             return alone
         # Which tiles blend depends on the target: frames would depend on what else is on the card.
         if alone.plan.tiled or self._request.tiling == "blended":
-            return self._priced(alone, link())
+            note = refusals.TILES_MOVE if keep == "always" and alone.out else ""
+            return replace(self._priced(alone, link()), note=note)
         most = self._card.leaves
         if alone.needs > self._card.free + most:
             alone = self._within(most) or alone

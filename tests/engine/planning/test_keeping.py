@@ -113,6 +113,8 @@ def test_the_users_limit_and_tiling_win():
     for planner, request in ((tiles, Request()), (None, Request(tiling="blended"))):
         kept = chosen("always", 2 * GIB, planner=planner, request=request)
         assert kept.plan.peak_bytes > 5 * GIB and kept.out == kept.plan.peak_bytes - 2 * GIB
+        assert kept.note == "not all models can stay on the card: blended tiles are planned as on an empty one"
+        assert not chosen("auto", 2 * GIB, planner=planner, request=request).note
 
 
 def test_an_exact_plan_is_found_before_tiles():
