@@ -43,22 +43,28 @@ def card_of(device: torch.device, patcher: object, packed: int) -> Card:
 def _others(device: torch.device, patcher: object) -> list[mm.LoadedModel]:
     """Return the host's entries of other models on a device in the order in which they leave: text encoders, whose
     results the host keeps, then those whose last use is longest ago."""
-    found = [e for e in mm.current_loaded_models if e.device == device and (e.model is not None)]
-    found = [entry for entry in reversed(found) if entry.model.model is not patcher.model]
+    found = [e for e in reversed(mm.current_loaded_models) if e.device == device and e.model is not None]
+    found = [entry for entry in found if entry.model.model is not patcher.model]
     return sorted(found, key=lambda entry: not getattr(entry.model, "is_clip", False))
+
+
+def _movable(device: torch.device, patcher: object) -> list[mm.LoadedModel]:
+    """Return those of `_others` with memory there that can leave: with --highvram models have no other place."""
+    found = _others(device, patcher)
+    return [e for e in found if e.model.loaded_size() > 0 and e.model.offload_device != device]
 
 
 def _resident(entry: mm.LoadedModel) -> Resident:
     model, loaded = entry.model, int(entry.model.loaded_size())
     dynamic, size = model.is_dynamic(), max(1, model.model_size())
     name, again = type(model.model).__name__, not getattr(model, "is_clip", False)
-    stays = model.offload_device == entry.device  # --highvram: they have no other place
+    leaves = 0 if model.offload_device == entry.device else loaded
     if not dynamic:  # layers are copied to host memory, and page-locked there where the host does that
         pinned = float(getattr(mm, "MAX_PINNED_MEMORY", -1) > 0)
-        return Resident(name, loaded, 0 if stays else loaded, pinned, 1 - pinned, True, again)
+        return Resident(name, loaded, leaves, pinned, 1 - pinned, True, again)
     pinned = min(1.0, model.pinned_memory_size() / size)
     buffered = min(1.0 - pinned, max(0.0, model.loaded_ram_size() / size - pinned))
-    return Resident(name, loaded, loaded, pinned, buffered, False, again)
+    return Resident(name, loaded, leaves, pinned, buffered, False, again)
 
 
 def _unloaded(patcher: object, device: torch.device) -> int:
@@ -132,19 +138,18 @@ def make_room(needs: int, device: torch.device, patcher: object) -> None:
     """
     if mm.DISABLE_SMART_MEMORY:  # the host unloads all of them itself when it loads a model
         return
-    before, stuck = mm.get_free_memory(device), []
-    for entry in _others(device, patcher):
+    asked = []
+    for entry in _movable(device, patcher):
         missing = needs - mm.get_free_memory(device)
         if missing <= 0:
             break
-        if entry.model.loaded_size() > 0:
-            entry.model.partially_unload(entry.model.offload_device, missing)
-            stuck += [entry] if needs > mm.get_free_memory(device) and entry.model.loaded_size() > 0 else []
+        entry.model.partially_unload(entry.model.offload_device, missing)
+        asked.append(entry)
     missing = needs - _free(patcher, device)
-    if missing > 0 and sum(entry.model.loaded_size() for entry in stuck) >= missing:
+    if missing > 0 and sum(entry.model.loaded_size() for entry in asked) >= missing:
         log.debug(f"{in_gb(missing)} are missing still: models that do not part with memory are unloaded whole")
-        _unload(stuck, needs, device)
-    if mm.get_free_memory(device) != before:
+        _unload([entry for entry in asked if entry.model.loaded_size() > 0], needs, device)
+    if asked:
         mm.soft_empty_cache()
 
 
@@ -156,10 +161,9 @@ def _free(patcher: object, device: torch.device) -> int:
 
 def clear(device: torch.device, patcher: object) -> None:
     """Have everything leave but this VAE: a run has met a real lack of memory."""
-    others = _others(device, patcher)
-    for entry in others:
+    for entry in _movable(device, patcher):
         entry.model.partially_unload(entry.model.offload_device, 1e30)
-    _unload([entry for entry in others if entry.model.loaded_size() > 0], 1e30, device)
+    _unload(_movable(device, patcher), 1e30, device)
     mm.soft_empty_cache()
 
 

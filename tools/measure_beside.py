@@ -1,13 +1,15 @@
 """Measure decodes beside a model that stays on its card, in a real ComfyUI on a GPU whose other memory is held here.
 
     python tools/measure_beside.py OUT.json --cases wan2.1 flux --servers dynamic
+    python tools/measure_beside.py OUT.json --cases wan2.1 seedvr2 --servers dynamic --frames 5 21 81
     python tools/measure_beside.py OLD.json --pack OTHER_CHECKOUT
 
 It needs what the tests in tests/host need (COMFYUI_DIR, COMFY_VENV), a GPU alone, and the pack as zerowaste_vae. The
 VAEs have random weights of published sizes, the model any. Each case is a workflow (the model runs, a latent is
 decoded, the model runs again) that is run twice; the second run counts. A line for each way to decode has the seconds
 of the decode with making room, those of the model's run behind it, the sum of both, those of the model's run before it,
-and the GB of the model that were on the card before and after the decode. What must hold follows each case.
+and the GB of the model that were on the card before and after the decode. What must hold follows each case. Clips of
+several lengths show from which on moving the model pays (`crossing` in engine/planning/keeping.py computes it).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, help="JSON of all figures")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--frames", nargs="+", type=int, metavar="N", help="of each case, in place of its own")
     parser.add_argument("--servers", nargs="+", default=list(SERVERS), choices=SERVERS)
     parser.add_argument("--card-gb", type=float, default=16.0, help="memory of the card that is left to ComfyUI")
     parser.add_argument("--model-gb", type=int, default=12)
@@ -52,19 +56,22 @@ def main() -> int:
     ways = (STOCK, *(("as it is",) if asked.pack else KEEP))
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "card_gb": asked.card_gb}
     with tempfile.TemporaryDirectory() as folder:
-        files = {case: written(Path(folder), case) for case in asked.cases}
+        lengths = {case: asked.frames or CASES[case][:1] for case in asked.cases}
+        files = {case: written(Path(folder), case, frames) for case, frames in lengths.items()}
         torch.cuda.empty_cache()
         ballast = torch.empty(max(0, free() - int(asked.card_gb * GIB)), dtype=torch.uint8, device="cuda")
         for name in asked.servers:
             base, pack = Path(folder) / name, (asked.pack or HOST.parent.parent).resolve()
             with running.serving(base, running.newest(), pack, [HOST / "heavy_pack"], SERVERS[name]) as comfy:
-                for case, (weights, latent) in files.items():
+                for case, (weights, latents) in files.items():
                     (base / "models" / "vae" / weights.name).symlink_to(weights)
-                    (base / "input" / latent.name).symlink_to(latent)
-                    found = {way: measured(comfy, asked.model_gb, case, weights, latent, way) for way in ways}
-                    results.setdefault(name, {})[case] = found
-                    print("\n".join([f"{name}, {case}:", *told(found, asked.card_gb, asked.model_gb)]), flush=True)
-                    asked.out.write_text(json.dumps(results, indent=1))
+                    for latent in latents:
+                        (base / "input" / latent.name).symlink_to(latent)
+                        found = {way: measured(comfy, asked.model_gb, case, weights, latent, way) for way in ways}
+                        results.setdefault(name, {})[latent.stem] = found
+                        lines = [f"{name}, {latent.stem}:", *told(found, asked.card_gb, asked.model_gb)]
+                        print("\n".join(lines), flush=True)
+                        asked.out.write_text(json.dumps(results, indent=1))
         del ballast
     return 0
 
@@ -73,16 +80,19 @@ def free() -> int:
     return torch.cuda.mem_get_info()[0]
 
 
-def written(folder: Path, case: str) -> tuple[Path, Path]:
-    """Write a family's random weights and the latent to decode; return their files."""
-    frames, width, height, _ = CASES[case]
-    family, weights, latent = by_name(case), folder / f"{case}.safetensors", folder / f"{case}.latent"
+def written(folder: Path, case: str, lengths: Sequence[int]) -> tuple[Path, list[Path]]:
+    """Write a family's random weights and latents of so many frames; return their files."""
+    _, width, height, _ = CASES[case]
+    family, weights, latents = by_name(case), folder / f"{case}.safetensors", []
     checkpoint = random_checkpoint(architecture=family, device=torch.device("cuda"))
     save_file({name: t.cpu() for name, t in checkpoint.tensors.items()}, weights, checkpoint.metadata)
     s, channels = family.spatial * family.side, family.published.config.latent_channels * family.side**2
-    z = noise_latent(channels, family.latents(frames), height // s, width // s)
-    save_file({"latent_tensor": z[:, :, 0] if family.still else z, "latent_format_version_0": torch.tensor([])}, latent)
-    return weights, latent
+    for frames in lengths:
+        z = noise_latent(channels, family.latents(frames), height // s, width // s)
+        content = {"latent_tensor": z[:, :, 0] if family.still else z, "latent_format_version_0": torch.tensor([])}
+        latents.append(folder / f"{case} of {frames}.latent")
+        save_file(content, latents[-1])
+    return weights, latents
 
 
 def measured(comfy: running.Comfy, gib: int, case: str, weights: Path, latent: Path, way: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from .. import log
 from ..errors import PlanError
 from ..request import Request
 from ..runtime.link import Link
@@ -70,7 +71,8 @@ class Keeping:
             return alone
         # Which tiles blend depends on the target: frames would depend on what else is on the card.
         if alone.plan.tiled or self._request.tiling == "blended":
-            return self._priced(alone, link())
+            note = refusals.TILES_MOVE if keep == "always" and alone.out else ""
+            return replace(self._priced(alone, link()), note=note)
         most = self._card.leaves
         if alone.needs > self._card.free + most:
             alone = self._within(most) or alone
@@ -104,7 +106,8 @@ class Keeping:
         if request.tiling == "auto":
             request = replace(request, tiling="untiled")
         try:
-            return self._moving(self._plan(request, held.limits(request)))
+            with log.silent():  # it may never run
+                return self._moving(self._plan(request, held.limits(request)))
         except PlanError:
             return None
 

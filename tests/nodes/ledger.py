@@ -52,7 +52,7 @@ class Model:
         self.gives, self.hidden, self.is_clip, self.before = gives, hidden * (loaded > 0), clip, loaded
         self.model, self.parent = type(kind, (), {})(), None
         self.model.dynamic_pins = {GPU: {"active": False, "current_prompt": False}}
-        self.load_device, self.offload_device = GPU, GPU if stays else CPU
+        self.load_device, self.offload_device, self.stays = GPU, GPU if stays else CPU, stays
         self.calls: list[tuple[str, int]] = []
         card.models.append(self)
 
@@ -101,7 +101,7 @@ class Model:
 
     def partially_unload(self, device_to: object, memory_to_free: float = 0) -> int:
         self.calls.append(("part", int(min(memory_to_free, 1 << 60))))
-        kept = int((1 - self.gives) * self.before) if self.offload_device == CPU else self.loaded
+        kept = self.loaded if self.stays else int((1 - self.gives) * self.before)
         freed = int(min(-(-memory_to_free // PAGE) * PAGE, max(0, self.loaded - kept)))
         self.loaded -= freed
         return freed
@@ -117,7 +117,7 @@ class Model:
         if not unpatch_all:  # the host lists it anew
             return self.model
         self.calls.append(("detach", self.loaded))
-        if self.offload_device == CPU:
+        if not self.stays:
             self.loaded = self.hidden = 0
         self.pins = 0
         return self.model

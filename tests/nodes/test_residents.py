@@ -128,7 +128,7 @@ def test_a_run_that_ends_early_leaves_pins_as_they_are(pack, monkeypatch, presse
     vae = pack.conversion.from_file(demo_vae_path(), "auto", None, pack.settings.Settings())
     scene = Scene(pack, 4 * GIB + SPARE, BIG)
     monkeypatch.setattr(scene.mm, "load_models_gpu", lambda *_, **__: None)
-    scene.mm.current_loaded_models[0].device = vae.device
+    scene.mm.current_loaded_models[0].device, scene.models[0].offload_device = vae.device, GPU
 
     def ends(*_, **__):
         if pressed:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae.engine import load
+from zerowaste_vae.engine import load, log
 from zerowaste_vae.engine.archs import by_name
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.options import DEFAULTS
@@ -113,11 +113,24 @@ def test_the_users_limit_and_tiling_win():
     for planner, request in ((tiles, Request()), (None, Request(tiling="blended"))):
         kept = chosen("always", 2 * GIB, planner=planner, request=request)
         assert kept.plan.peak_bytes > 5 * GIB and kept.out == kept.plan.peak_bytes - 2 * GIB
+        assert kept.note == "not all models can stay on the card: blended tiles are planned as on an empty one"
+        assert not chosen("auto", 2 * GIB, planner=planner, request=request).note
 
 
 def test_an_exact_plan_is_found_before_tiles():
     kept = chosen("auto", GIB, planner=Planner(WAYS, 64 << 20))
     assert not kept.plan.tiled and kept.out >= 2 * GIB
+
+
+def test_plans_that_are_only_looked_at_log_nothing(caplog, monkeypatch):
+    class Loud(Planner):
+        def plan(self, half, size, request, limits, rest=(0, 0)):
+            log.once(f"{self.asked} plans before")
+            return super().plan(half, size, request, limits, rest)
+
+    monkeypatch.setattr(log, "_said", set())
+    assert chosen("auto", 3 * GIB, planner=(planner := Loud(WAYS))).out and planner.asked == 3
+    assert [record.message.endswith(" 0 plans before") for record in caplog.records] == [True]
 
 
 def test_what_the_host_asks_for_at_least_counts():
