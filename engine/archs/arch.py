@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,17 @@ class Sizes:
     decoder_widths: Widths | None
     latent_channels: int = 16
     norm_groups: int | None = DEFAULT_GROUPS
+
+
+class Prunable:
+    """Sizes of networks whose residual blocks may be `pruned` to their shortcuts. Their text, which names the uses of
+    prebuilt kernels, does not tell of blocks where none is."""
+
+    pruned: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        shown = (f for f in fields(self) if f.name != "pruned" or self.pruned)  # type: ignore[arg-type]
+        return f"{type(self).__qualname__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 
 
 @dataclass(frozen=True)

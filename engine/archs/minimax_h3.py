@@ -24,6 +24,7 @@ from .arch import (
     Architecture,
     Draws,
     KeySet,
+    Prunable,
     Published,
     Shapes,
     Widths,
@@ -65,8 +66,8 @@ DRAWS = Draws(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, repr=False)
+class Config(Prunable):
     """encoder_widths: from full to lowest resolution; None: the encoder is absent from the file, as the decoder is if
     layers is 0. width: channels of the decoder's tokens; inner: channels between the products of its gates. pruned:
     names of the encoder's residual blocks that have kept no more than their shortcut."""

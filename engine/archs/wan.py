@@ -22,7 +22,18 @@ from ..network.ops.resnet import Names, residual
 from ..network.ops.up import NearestUp
 from ..network.program import STEP, TILES, Program, Step
 from . import wan_names
-from .arch import Architecture, KeySet, Published, Shapes, Widths, in_either_half, length, level_widths, pruned_blocks
+from .arch import (
+    Architecture,
+    KeySet,
+    Prunable,
+    Published,
+    Shapes,
+    Widths,
+    in_either_half,
+    length,
+    level_widths,
+    pruned_blocks,
+)
 
 #: The published numbering also counts activations and a dropout.
 NAMES = Names("residual.0", "residual.2", "residual.3", "residual.6", "shortcut")
@@ -30,8 +41,8 @@ NAMES = Names("residual.0", "residual.2", "residual.3", "residual.6", "shortcut"
 RESNETS = {"encoder.downsamples": 2, "decoder.upsamples": 3}
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, repr=False)
+class Config(Prunable):
     """Widths from full to lowest resolution, e.g. (96, 192, 384, 384). None: that component is absent from the file.
 
     patch: pixels per side that become channels. 2 is Wan 2.2, whose levels are also nested, have shortcuts around them,

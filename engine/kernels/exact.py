@@ -18,7 +18,7 @@ def as_products(device: torch.device, dtype: torch.dtype, tf32: bool) -> bool:
     return device.type == "cuda" and dtype == torch.float32 and not tf32
 
 
-def conv3d(x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, ...], padding: tuple[int, ...],
+def conv3d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], padding: tuple[int, ...],
            taps: int | None = None) -> Tensor:
     """Compute torch.nn.functional.conv3d with one product per kernel tap: x [B, C, T, H, W] -> [B, K, T', H', W'].
 
@@ -28,6 +28,7 @@ def conv3d(x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, ...], pad
     x = F.pad(x, (pw, pw, ph, ph, pt, pt)).permute(0, 2, 3, 4, 1).contiguous()
     kernel = weight.shape[2:]
     size = [(n - k) // s + 1 for n, k, s in zip(x.shape[1:4], kernel, stride, strict=True)]
+    bias = weight.new_zeros(len(weight)) if bias is None else bias
     total = bias.repeat(x.shape[0] * size[0] * size[1] * size[2], 1)
     for tap in itertools.islice(itertools.product(*map(range, kernel)), taps):
         window = [slice(o, o + (n - 1) * s + 1, s) for o, n, s in zip(tap, size, stride, strict=True)]

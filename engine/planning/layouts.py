@@ -217,10 +217,10 @@ RULES: dict[Any, Callable[..., Layout | list[Layout] | None]] = {
     **dict.fromkeys((
         aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.pow.Tensor_Scalar, aten.pow.Scalar,
         aten.remainder.Scalar, aten.floor_divide.default, aten.clamp_min.default, aten.abs.default,
-        aten.silu.default, aten.gelu.default,
+        aten.silu.default, aten.gelu.default, aten.relu.default,
     ), _each),
     **dict.fromkeys((
-        aten.div.Tensor, aten.rsqrt.default, aten.sigmoid.default,
+        aten.div.Tensor, aten.rsqrt.default, aten.sigmoid.default, aten.tanh.default,
         aten.sin.default, aten.cos.default, aten.exp.default, aten.log.default,
     ), _floats),
     aten.eq.Tensor: _bools,

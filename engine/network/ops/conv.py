@@ -121,8 +121,7 @@ class FrameConv(nn.Conv2d):
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         weight, stride, padding = self.weight.unsqueeze(2), (1, *self.stride), (0, *self.padding)
         if _as_products(x):
-            bias = weight.new_zeros(len(weight)) if self.bias is None else self.bias
-            return exact.conv3d(x, weight, bias, stride, padding)
+            return exact.conv3d(x, weight, self.bias, stride, padding)
         _find_workspace(x, weight, stride, padding)
         return F.conv3d(x, weight, self.bias, stride, padding)
 

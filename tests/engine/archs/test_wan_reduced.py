@@ -104,6 +104,13 @@ def test_reduced_decoders_are_named():
     assert {file: by_file(file) for file in files} == files
 
 
+def test_the_text_of_sizes_tells_of_pruned_blocks_only():
+    """It names the uses of prebuilt kernels, which whole networks have had before there were pruned ones."""
+    config = WAN21.published.config
+    assert "pruned" not in repr(config) and repr(config).startswith("Config(encoder_widths=(96, ")
+    assert repr(replace(config, pruned=("decoder.middle.0",))).endswith(", pruned=('decoder.middle.0',))")
+
+
 def test_24_channels_run_in_plain_torch_and_say_why():
     """Their rows of 48 bytes are no whole 32 bytes, which the kernels copy and multiply."""
     light = WAN21.published.sizes("lightvaew2_1")
