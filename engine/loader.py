@@ -55,6 +55,7 @@ def load(
     *,
     min_db: float = 0.0,
     weights_on: torch.device | None = None,
+    as_in_diffusers: bool = False,
 ) -> VideoVAE:
     """Load a VAE from a .safetensors or .gguf file, or from weights in memory.
 
@@ -70,6 +71,7 @@ def load(
             GPU; 0: none, and "auto" stays exact.
         weights_on: the device of the weights until the model's holder moves them to the run's; None: they stay in host
             memory, from where each run on a GPU takes those that it reads.
+        as_in_diffusers: give diffusers' numbers, of families that have others there than in ComfyUI (HunyuanVideo).
 
     Raises:
         CheckpointError: unreadable file, no known VAE, or missing keys.
@@ -92,6 +94,8 @@ def load(
     shapes = {key: tuple(t.shape) for key, t in checkpoint.tensors.items()}
     try:
         config = sizes(architecture, shapes, checkpoint, norm_groups)
+        if as_in_diffusers and architecture.in_diffusers is not None:
+            config = architecture.in_diffusers(config)
         with torch.device("meta"):
             model = architecture.build(config)
             architecture = architecture.of(config)

@@ -16,9 +16,13 @@ from .. import log
 from ..errors import InputError
 from ..loader import load
 from .stand_in import StandIn
+from .tiles import in_pieces
 
-#: Families whose numbers are diffusers', too.
-FAMILIES = ("wan2.1", "wan2.2", "sd", "flux", "flux2", "svd")
+#: Families whose numbers are diffusers', or can be.
+FAMILIES = ("wan2.1", "wan2.2", "sd", "flux", "flux2", "svd", "hunyuanvideo")
+#: Families whose long clips diffusers runs in pieces along time, unless it is told otherwise: frames of a piece, and
+#: frames from one to the next. A piece has one frame more, which it shares with the one before.
+PIECES = {"hunyuanvideo": (16, 12)}
 #: Classes of diffusers that clamp their frames to -1..1.
 CLAMPED = ("AutoencoderKLWan", "AutoencoderKLQwenImage")
 CONFIG = "config.json"
@@ -89,7 +93,7 @@ class DiffusersVAE(StandIn):
             device = device or (first.device if first.device.type != "cpu" else None)
         else:
             config, source = _stored(Path(given))
-        vae = load(source, precision, device)
+        vae = load(source, precision, device, as_in_diffusers=True)
         if vae.arch not in FAMILIES:
             what = "this VAE" if isinstance(given, nn.Module) else given
             raise InputError(f"{what}: {vae.arch} has other numbers in diffusers than here (norms over other frames): "
@@ -133,15 +137,18 @@ class DiffusersVAE(StandIn):
         elif self._still:
             y = self.frames_of(self._packed(z))[:, :, 0]
         else:
-            y = self.frames_of(z)
+            rate = self.vae.temporal
+            y = in_pieces(z, self.frames_of, self._pieces("decoding", 1 / rate), self._pieces("decoding", 1))
         y = (y.clamp_(-1.0, 1.0) if self._clamped else y).to(z)
         return Decoded(y) if return_dict else (y,)
 
     def encode(self, x: Tensor, return_dict: bool = True, **_: Any) -> Encoded | tuple[Gaussian]:
         """Encode frames [B, 3, F, H, W], or pictures [B, 3, H, W], in -1..1."""
         self._about_to_run()
-        picture = x.ndim == 4
-        mean, logvar = (m[:, :, 0] if picture else m for m in self.moments_of(x[:, :, None] if picture else x))
+        picture, rate = x.ndim == 4, self.vae.temporal
+        moments = in_pieces(x[:, :, None] if picture else x, lambda x: torch.cat(self.moments_of(x), 1),
+                            self._pieces("encoding", 1), self._pieces("encoding", 1 / rate))  # fmt: skip
+        mean, logvar = (m[:, :, 0] if picture else m for m in moments.chunk(2, 1))
         found = Gaussian(mean.to(x), logvar.to(x))
         return Encoded(found) if return_dict else (found,)
 
@@ -153,6 +160,16 @@ class DiffusersVAE(StandIn):
         """Return latents of pictures in the form that `VideoVAE.decode` takes, before its scale."""
         packing = self.vae.model.packing
         return z if packing is None else packing.pack(z[:, :, None].float()).to(z.device)
+
+    def _pieces(self, way: str, scale: float) -> tuple[int, int] | None:
+        """Return the frames of a piece of a clip along time, and those from one to the next; None: clips are whole.
+
+        way: "decoding" or "encoding". scale: samples per frame."""
+        usual, given = PIECES.get(self.vae.arch), self.__dict__.get("_given")
+        if usual is None or not getattr(given, f"use_framewise_{way}", True):
+            return None
+        names = "tile_sample_min_num_frames", "tile_sample_stride_num_frames"
+        return tuple(int(getattr(given, name, n) * scale) for name, n in zip(names, usual, strict=True))
 
     def _about_to_run(self) -> None:
         """Tell accelerate's offloading that this model's turn has come, so that the one before it leaves the GPU."""
@@ -176,7 +193,9 @@ def for_diffusers(
 ) -> DiffusersVAE:  # fmt: skip
     """Return an object for `pipe.vae` of a diffusers pipeline.
 
-    It runs Wan 2.1 and 2.2, Qwen-Image, Stable Diffusion's and Flux's AutoencoderKL, Flux.2 and Stable Video Diffusion.
+    It runs Wan 2.1 and 2.2, Qwen-Image, Stable Diffusion's and Flux's AutoencoderKL, Flux.2, Stable Video Diffusion and
+    HunyuanVideo, which has diffusers' numbers here: plain torch runs it, and long clips in diffusers' pieces along
+    time.
 
     Args:
         given: a VAE of diffusers (its tensors are shared where the type fits); the folder of one, with its config.json;

@@ -57,3 +57,33 @@ def edges(count: int, before: Tensor | None, after: Tensor | None) -> Tensor:
     if after is not None and len(after):
         weights[-len(after) :] = after[-count:]
     return weights
+
+
+def in_pieces(
+    x: Tensor, run: Callable[[Tensor], Tensor], pieces: tuple[int, int] | None, made: tuple[int, int] | None
+) -> Tensor:
+    """Run a clip in pieces along time, and blend them as diffusers does.
+
+    A piece has one sample more than its size. All but the first one's result lose their first sample, and begin with
+    what the piece before made of the same time, faded out.
+
+    Args:
+        x: [B, C, T, H, W].
+        run: makes [b, c, t, h, w] of a piece.
+        pieces: samples of a piece and from one to the next; None, or as many as x has: all at once.
+        made: the same of the result.
+    """
+    if pieces is None or x.shape[2] <= pieces[0]:
+        return run(x)
+    shared, parts, last = made[0] - made[1], [], None
+    for start in range(0, x.shape[2], pieces[1]):
+        y = run(x[:, :, start : start + pieces[0] + 1])
+        if last is not None:
+            y = y[:, :, 1:]
+            n = min(last.shape[2], y.shape[2], shared)
+            rise = (torch.arange(n, dtype=y.dtype, device=y.device) / max(n, 1)).view(-1, 1, 1)
+            y[:, :, :n] = last[:, :, last.shape[2] - n :] * (1 - rise) + y[:, :, :n] * rise
+        parts.append(y[:, :, : made[1] + (last is None)])
+        last = y
+    count = 1 + (x.shape[2] - 1) * made[0] // pieces[0]
+    return torch.cat(parts, 2)[:, :, :count]

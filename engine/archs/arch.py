@@ -174,6 +174,8 @@ class Architecture:
     variant: Callable[[Any], str] = lambda _: ""
     #: A regular expression for names of tensors that its files may have, on which no frame and no latent depends.
     unused: str = r"(?!)"
+    #: Turns sizes into those of a network with diffusers' numbers, of a family that has others there than in ComfyUI.
+    in_diffusers: Callable[[Any], Any] | None = None
 
     def activations(self, asked: str, half_sums: bool) -> str:
         """Return the type of activations, "fp16" or "bf16", of an approximate precision such as "int8".

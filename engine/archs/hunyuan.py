@@ -1,10 +1,13 @@
 """HunyuanVideo's first video VAE, which Kandinsky 5 and SkyReels use too: 8x8 spatial and 4x causal temporal
 compression into 16 channels. The middle of each network sees whole clips; the other steps take chunks of two latents,
-whose group norms share statistics: chunks of another size would give another result."""
+whose group norms share statistics: chunks of another size would give another result. Such are ComfyUI's numbers;
+diffusers' are other ones (`AsDiffusers`)."""
 
 from __future__ import annotations
 
-from ..network.ops.attention import Attention, Parts
+import sys
+
+from ..network.ops.attention import Attention, EarlierPositions, Parts
 from ..network.ops.conv import Conv
 from ..network.ops.down import StridedDown
 from ..network.ops.ends import Linear, Moments, Pixels
@@ -36,12 +39,22 @@ class Config(Sizes):
         return cls(*widths, latent, groups_of(norm_groups, *widths))
 
 
+class AsDiffusers(Config):
+    """Sizes of networks with diffusers' numbers: norms span a clip, positions attend to no later frame, and an encoder
+    halves the frame rate from a clip's first frame on."""
+
+    @classmethod
+    def of(cls, config: Config) -> AsDiffusers:
+        """Return the same sizes."""
+        return cls(config.encoder_widths, config.decoder_widths, config.latent_channels, config.norm_groups)
+
+
 def decoder(config: Config) -> Program:
     w, latent, whole = config.decoder_widths, config.latent_channels, Group(config.norm_groups, "clip")
 
     def norm(rate: int) -> Group:
         """Return the norm of a level with `rate` frames per latent; the first latent has only one frame."""
-        return Group(config.norm_groups, (CHUNK * rate - rate + 1, CHUNK * rate))
+        return Group(config.norm_groups, _spans(config, (CHUNK * rate - rate + 1, CHUNK * rate)))
 
     def level(i: int, rate: int) -> list[Step]:
         ins = (w[min(i + 1, 3)], w[i], w[i])
@@ -52,7 +65,7 @@ def decoder(config: Config) -> Program:
 
     return Program.of(
         "decoder", latent,
-        Linear("/post_quant_conv", latent), Conv("conv_in.conv", latent, w[3]), *middle(w[3], whole), TILES,
+        Linear("/post_quant_conv", latent), Conv("conv_in.conv", latent, w[3]), *_middle(config, w[3], whole), TILES,
         *level(3, 1), up(3),
         *level(2, 1), up(2),
         *level(1, 2), up(1),
@@ -65,11 +78,12 @@ def encoder(config: Config) -> Program:
     w, moments = config.encoder_widths, 2 * config.latent_channels
 
     def level(i: int, rate: int) -> list[Step]:
-        norm = Group(config.norm_groups, (1, CHUNK * rate))
+        norm = Group(config.norm_groups, _spans(config, (1, CHUNK * rate)))
         return [Res(f"down.{i}.block.{j}", c, w[i], norm, NAMES) for j, c in enumerate((w[max(i - 1, 0)], w[i]))]
 
     def down(i: int) -> Step:
-        return StridedDown(f"down.{i}.downsample", w[i], temporal=i > 0, centred=True, conv="conv.conv")
+        return StridedDown(f"down.{i}.downsample", w[i], temporal=i > 0, centred=True, conv="conv.conv",
+                           doubled=not isinstance(config, AsDiffusers))  # fmt: skip
 
     whole = Group(config.norm_groups, "clip")
     return Program.of(
@@ -78,17 +92,26 @@ def encoder(config: Config) -> Program:
         *level(1, 4), down(1),
         *level(2, 2), down(2),
         *level(3, 1), TILES,
-        *middle(w[3], whole), Moments("norm_out", "conv_out.conv", w[3], moments, whole),
+        *_middle(config, w[3], whole), Moments("norm_out", "conv_out.conv", w[3], moments, whole),
         Linear("/quant_conv", moments),
         border="replicate",
     )  # fmt: skip
 
 
-def middle(width: int, norm: Norm, names: Names = NAMES) -> list[Step]:
+def _spans(config: Config, spans: tuple[int, int]) -> tuple[int, int]:
+    """Return the frames that norms take together, of a clip's first chunk and of later ones: these, or all."""
+    return (sys.maxsize, sys.maxsize) if isinstance(config, AsDiffusers) else spans
+
+
+def _middle(config: Config, width: int, norm: Norm) -> list[Step]:
+    return middle(width, norm, attention=EarlierPositions if isinstance(config, AsDiffusers) else Attention)
+
+
+def middle(width: int, norm: Norm, names: Names = NAMES, attention: type[Attention] = Attention) -> list[Step]:
     """Return the steps that see a whole clip."""
     return [
         Res("mid.block_1", width, width, norm, names),
-        Attention("mid.attn_1", width, norm, parts=PARTS, whole=True),
+        attention("mid.attn_1", width, norm, parts=PARTS, whole=True),
         Res("mid.block_2", width, width, norm, names),
     ]
 
@@ -104,7 +127,7 @@ ARCHITECTURE = Architecture(
         "HunyuanVideo", Config((128, 256, 512, 512), (128, 256, 512, 512)), r"hunyuan[ _.-]*video",
         ("hunyuan", "kandinsky", "skyreels"),
     ),
-    unused=UNUSED,
+    unused=UNUSED, in_diffusers=AsDiffusers.of,
 )  # fmt: skip
 #: Diffusers' names; they map to the original ones as those of image VAEs do.
 DIFFUSERS = KeySet(

@@ -28,10 +28,11 @@ class FrameAttention(nn.Module):
     """Single-head attention among the H*W positions of each frame, or (`whole`) the T*H*W of a clip, with a residual.
 
     Subclasses own the parts: a `norm` without activation, and the four projections as (weight [C, C], bias [C]).
+    earlier: those of a clip attend to no position of a later frame.
     """
 
     norm: nn.Module
-    whole = False
+    whole = earlier = False
 
     def normed(self) -> nn.Module:
         """Return the norm, whatever its name."""
@@ -47,7 +48,12 @@ class FrameAttention(nn.Module):
         if self.whole:
             tokens = tokens.view(b, 1, t * h * w, c)
         *inputs, output = self.projections()
-        y = F.scaled_dot_product_attention(*(F.linear(tokens, *p) for p in inputs))
+        q, k, v = (F.linear(tokens, *p) for p in inputs)
+        if self.earlier:  # frame by frame, without a mask as large as all scores
+            frames = zip(q.split(h * w, 2), range(h * w, t * h * w + 1, h * w), strict=True)
+            y = torch.cat([F.scaled_dot_product_attention(f, k[:, :, :end], v[:, :, :end]) for f, end in frames], 2)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v)
         y = F.linear(y, *output).reshape(b, t, h, w, c).permute(0, 4, 1, 2, 3)
         return x + y
 
@@ -140,6 +146,17 @@ class Attention(Normed):
         seen = tokens * size.frames if self.whole else tokens
         flop = size.frames * (4 * 2.0 * tokens * c * c + 4.0 * tokens * seen * c)
         return Work(flop, flop)
+
+
+class EarlierPositions(Attention):
+    """The step of a whole clip in which no position attends to a later frame."""
+
+    plain_only = "it has attention to earlier frames of a clip, which only plain torch does"
+
+    def modules(self, style: Style) -> dict[str, nn.Module]:
+        made = super().modules(style)
+        made[self.name].earlier = True
+        return made
 
 
 #: Names of the convolutions for queries, keys, values and the result.

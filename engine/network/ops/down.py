@@ -30,13 +30,13 @@ class Downsample(OneConv):
 
     flat: files hold the (1,3,3) convolution as one of pictures.
 
-    centred: (3,3,3) in any case, with the borders of other convolutions; in time a clip's first frame counts twice, so
-    that all later ones are read in pairs with the one before.
+    centred: (3,3,3) in any case, with the borders of other convolutions; in time, if `doubled`, a clip's first frame
+    counts twice, so that all later ones are read in pairs with the one before.
     """
 
     def __init__(
         self, channels: int, temporal: bool, style: Style = CAUSAL, centred: bool = False, conv: str = "conv",
-        reflected: bool = False, flat: bool = False,
+        reflected: bool = False, flat: bool = False, doubled: bool = True,
     ) -> None:  # fmt: skip
         kernel = (3 if temporal or centred or reflected else 1, 3, 3)
         stride = (2 if temporal else 1, 2, 2)
@@ -45,20 +45,21 @@ class Downsample(OneConv):
             conv, FrameConv(channels, channels, 3, stride=2) if style.still or flat
             else ClipConv(channels, channels, kernel, stride, head=style.head, **around),
         )  # fmt: skip
-        self.temporal, self.centred, self.reflected = temporal, centred, reflected
+        self.temporal, self.centred, self.reflected, self.doubled = temporal, centred, reflected, doubled
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         conv = self.convolution
         if not self.centred:
             x = F.pad(x, (0, 1, 0, 1, 0, 0), mode="reflect" if self.reflected else "constant")
-        elif self.temporal and conv.starts(state):
+        elif self.temporal and self.doubled and conv.starts(state):
             x = torch.cat((x[:, :, :1], x), 2)
         return conv(x, state)
 
 
 @dataclass(frozen=True)
 class StridedDown(Resampling):
-    """Downsampling step. centred, reflected, flat: as for Downsample. conv: the convolution's name within the step."""
+    """Downsampling step. centred, reflected, flat, doubled: as for Downsample. conv: the convolution's name within the
+    step."""
 
     name: str
     width: int
@@ -67,10 +68,15 @@ class StridedDown(Resampling):
     conv: str = "conv"
     reflected: bool = False
     flat: bool = False
+    doubled: bool = True
     space = (1, 2)
 
+    @property
+    def plain_only(self) -> str | None:  # type: ignore[override]
+        return None if self.doubled else "it halves the frame rate from a clip's first frame on"
+
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        how = self.centred, self.conv, self.reflected, self.flat
+        how = self.centred, self.conv, self.reflected, self.flat, self.doubled
         return {self.name: Downsample(self.width, self.temporal, style, *how)}
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Conv:

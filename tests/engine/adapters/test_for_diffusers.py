@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from zerowaste_vae import InputError
+from zerowaste_vae import InputError, load
+from zerowaste_vae.engine.precision.digest import of_network
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed (pip install diffusers transformers)")
 pytest.importorskip("transformers", reason="transformers is not installed (pip install diffusers transformers)")
@@ -21,6 +22,7 @@ FLUX = {**KL, "block_out_channels": (16, 16, 32, 32), "norm_num_groups": 8, "lat
         "scaling_factor": 0.3611}  # fmt: skip
 FLUX2 = {**KL, "block_out_channels": (32,) * 4, "norm_num_groups": 8, "latent_channels": 32}
 SVD = {**LEVELS, "block_out_channels": (32,) * 4, "latent_channels": 4}
+HUNYUAN = {"block_out_channels": (8, 8, 16, 16), "layers_per_block": 2, "norm_num_groups": 4, "latent_channels": 16}
 #: Class, sizes and the shape of a latent.
 VAES = {
     "wan": ("AutoencoderKLWan", WAN, (1, 16, 2, 4, 6)),
@@ -30,6 +32,7 @@ VAES = {
            (1, 4, 4, 6)),
     "flux2": ("AutoencoderKLFlux2", FLUX2, (1, 32, 4, 6)),
     "svd": ("AutoencoderKLTemporalDecoder", SVD, (3, 4, 4, 6)),
+    "hunyuan": ("AutoencoderKLHunyuanVideo", HUNYUAN, (1, 16, 3, 4, 6)),
 }  # fmt: skip
 STILL = ("flux", "sd", "flux2", "svd")
 
@@ -174,12 +177,47 @@ def test_what_pipelines_ask_of_it(make, noise, caplog, monkeypatch):
 
 
 def test_families_with_other_numbers(seed_model):
-    theirs = diffusers.AutoencoderKLHunyuanVideo(
+    theirs = diffusers.AutoencoderKLCogVideoX(
         block_out_channels=(8, 8, 8, 8), layers_per_block=2, norm_num_groups=4, latent_channels=16
     )
     seed_model(theirs, 1)
-    with pytest.raises(InputError, match="this VAE: hunyuanvideo has other numbers in diffusers than here"):
+    with pytest.raises(InputError, match="this VAE: cogvideox has other numbers in diffusers than here"):
         for_diffusers(theirs)
+
+
+@pytest.mark.parametrize(("latents", "settings"), [
+    (6, {}), (6, {"use_framewise_decoding": False, "use_framewise_encoding": False}),
+    (4, {"tile_sample_min_num_frames": 8, "tile_sample_stride_num_frames": 4}), (5, {}),
+])  # fmt: skip
+def test_pieces_of_long_clips(make, noise, latents, settings):
+    """Diffusers blends pieces along time from 17 frames on, unless its VAE was told otherwise."""
+    theirs, _ = make("hunyuan")
+    for name, to in settings.items():
+        setattr(theirs, name, to)
+    ours, z, x = for_diffusers(theirs), noise(1, 16, latents, 2, 4), noise(1, 3, 4 * latents - 3, 16, 32)
+    with torch.no_grad():
+        frames, found = theirs.decode(z).sample, theirs.encode(x).latent_dist.parameters
+    made, mine = ours.decode(z).sample, ours.encode(x).latent_dist.parameters
+    assert made.shape == frames.shape and made.sub(frames).abs().max() < 4e-5 * frames.std()
+    assert mine.shape == found.shape and mine.sub(found).abs().max() < 4e-5 * found.std()
+
+
+def test_comfyuis_numbers_stay_the_default(make, noise):
+    """Both of one module's weights, in turns: no plan and no packed weight of one is used by the other."""
+    theirs, shape = make("hunyuan")
+    z = noise(*shape)
+    with torch.no_grad():
+        wanted = theirs.decode(z).sample
+    usual, ours = load(theirs, device="cpu"), for_diffusers(theirs)
+    for _ in range(2):
+        assert usual.decode_raw(z).sub(wanted).abs().max() > 0.1 * wanted.std()
+        assert ours.decode(z).sample.sub(wanted).abs().max() < 4e-5 * wanted.std()
+    assert usual.model.config != ours.vae.model.config
+    assert len({of_network(vae.model, vae.arch) for vae in (usual, ours.vae)}) == 2
+    peaks = [vae.planner.plan("decoder", (6, 32, 48)).peak_bytes for vae in (ours.vae, usual)]
+    assert peaks[0] > peaks[1], "all frames wait for the clip's end"
+    kept = "it has attention to earlier frames of a clip, which only plain torch does"
+    assert ours.vae.model.decoder.program.why_not_fused() == kept
 
 
 def test_the_original_may_go(make, noise):
