@@ -72,7 +72,7 @@ def test_every_part_of_a_line_is_known_in_chinese(monkeypatch):
     """As the frontend takes lines apart, with # for numbers; nothing else is listed there."""
     monkeypatch.setattr(runs, "LINE_SECONDS", 0.0)
     host = (ROOT / "nodes" / "host.py").read_text()
-    said = re.findall(r"say_here\(f\"\{operation\}: (.+)\"\)", host)
+    said = re.findall(r"say_here\(f\"\{operation\}: ([^\"]+)\"", host)
     assert len(said) == 2
     said = [f"{operation}: {text}" for operation in ("decode", "encode") for text in said]
     for operation in ("decode", "encode"):

@@ -25,6 +25,8 @@ PYTHON_ONLY = (
     "the latents of {} take no share",
     "{} is a list of at ", "{} is a text of at most", "{}={} is not a number", "{}={} is out of bounds",
     "{} is not one of on", "precision={}", "range='signed'", "device={}", "metadata norm_num_groups={}",
+    "frames come one after the other", "options is an Options", "{} is a tensor", "{} is an empty list",
+    "{} of {} is none", "{}: a picture of mode", "{}: item {} of the list", "{}={} cannot be called",
 )  # fmt: skip
 PLACE = re.compile(r"\{\w+\}")
 
