@@ -250,8 +250,8 @@ TOGGLES: dict[str, Toggle] = {
         "Winograd convolutions",
         "Convolutions in 16 bit with four ninths of the products, of rounded sums and differences of neighbouring "
         "values: other bits, about 2 dB more rounding, weights of nearly twice the size. Off: as the table of cards "
-        "says, which has it on for RTX 30, 40 and 50 and their workstation cards, and off for data-centre cards, where "
-        "it is slower. On: on every card.",
+        "says, which has it on for RTX 30, 40 and 50 and other cards of their generations, and off for A100 to B300, "
+        "where it is slower. On: on every card.",
         True, _winograd, _by_card,
     ),
 }  # fmt: skip
