@@ -71,7 +71,8 @@ def load(
             GPU; 0: none, and "auto" stays exact.
         weights_on: the device of the weights until the model's holder moves them to the run's; None: they stay in host
             memory, from where each run on a GPU takes those that it reads.
-        as_in_diffusers: give diffusers' numbers, of families that have others there than in ComfyUI (HunyuanVideo).
+        as_in_diffusers: give diffusers' numbers, of families that have others there than in ComfyUI (HunyuanVideo,
+            CogVideoX).
 
     Raises:
         CheckpointError: unreadable file, no known VAE, or missing keys.

@@ -19,7 +19,7 @@ from .stand_in import StandIn
 from .tiles import in_pieces
 
 #: Families whose numbers are diffusers', or can be.
-FAMILIES = ("wan2.1", "wan2.2", "sd", "flux", "flux2", "svd", "hunyuanvideo")
+FAMILIES = ("wan2.1", "wan2.2", "sd", "flux", "flux2", "svd", "hunyuanvideo", "cogvideox")
 #: Families whose long clips diffusers runs in pieces along time, unless it is told otherwise: frames of a piece, and
 #: frames from one to the next. A piece has one frame more, which it shares with the one before.
 PIECES = {"hunyuanvideo": (16, 12)}
@@ -96,8 +96,7 @@ class DiffusersVAE(StandIn):
         vae = load(source, precision, device, as_in_diffusers=True)
         if vae.arch not in FAMILIES:
             what = "this VAE" if isinstance(given, nn.Module) else given
-            raise InputError(f"{what}: {vae.arch} has other numbers in diffusers than here (norms over other frames): "
-                             "keep diffusers' own VAE")  # fmt: skip
+            raise InputError(f"{what}: for_diffusers does not stand in for {vae.arch}: keep diffusers' own VAE")
         super().__init__(vae, dtype or torch.float32, "whole", **options)
         object.__setattr__(self, "config", config)
         self._clamped = config.get("_class_name", type(given).__name__) in CLAMPED
@@ -143,9 +142,12 @@ class DiffusersVAE(StandIn):
         return Decoded(y) if return_dict else (y,)
 
     def encode(self, x: Tensor, return_dict: bool = True, **_: Any) -> Encoded | tuple[Gaussian]:
-        """Encode frames [B, 3, F, H, W], or pictures [B, 3, H, W], in -1..1."""
-        self._about_to_run()
+        """Encode frames [B, 3, F, H, W], or pictures [B, 3, H, W], in -1..1. Raises InputError for frames beyond 4n + 1
+        of a family whose norms would see them in diffusers."""
         picture, rate = x.ndim == 4, self.vae.temporal
+        if not picture and self.vae.architecture.in_diffusers is not None and x.shape[2] % rate != 1:
+            raise InputError(f"{x.shape[2]} frames do not fill latents: {self.vae.arch} takes {rate}n + 1 here")
+        self._about_to_run()
         moments = in_pieces(x[:, :, None] if picture else x, lambda x: torch.cat(self.moments_of(x), 1),
                             self._pieces("encoding", 1), self._pieces("encoding", 1 / rate))  # fmt: skip
         mean, logvar = (m[:, :, 0] if picture else m for m in moments.chunk(2, 1))
@@ -193,9 +195,9 @@ def for_diffusers(
 ) -> DiffusersVAE:  # fmt: skip
     """Return an object for `pipe.vae` of a diffusers pipeline.
 
-    It runs Wan 2.1 and 2.2, Qwen-Image, Stable Diffusion's and Flux's AutoencoderKL, Flux.2, Stable Video Diffusion and
-    HunyuanVideo, which has diffusers' numbers here: plain torch runs it, and long clips in diffusers' pieces along
-    time.
+    It runs Wan 2.1 and 2.2, Qwen-Image, Stable Diffusion's and Flux's AutoencoderKL, Flux.2, Stable Video Diffusion,
+    HunyuanVideo and CogVideoX. The last two have diffusers' numbers here: plain torch runs them, and HunyuanVideo's
+    long clips in diffusers' pieces along time.
 
     Args:
         given: a VAE of diffusers (its tensors are shared where the type fits); the folder of one, with its config.json;

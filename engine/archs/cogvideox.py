@@ -1,12 +1,14 @@
 """CogVideoX's VAE: 8x8 spatial and 4x causal temporal compression into 16 channels. The decoder's norms are scaled and
 shifted by the latent, position by position. Norms span the frames of a piece, which is part of the model: up to the
 last doubling of the frame rate the decoder takes a clip at once and then 4 frames at a time; the encoder takes 8 frames
-at a time, after the rest of the clip's length by 8."""
+at a time, after the rest of the clip's length by 8. Such are ComfyUI's numbers; diffusers' are other ones
+(`AsDiffusers`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..network.ops.batches import Batches
 from ..network.ops.conv import Conv
 from ..network.ops.down import StridedDown
 from ..network.ops.ends import Moments, Pixels
@@ -23,6 +25,7 @@ NAMES = Names(conv1="conv1.conv", conv2="conv2.conv")
 LEVELS, TEMPORAL = 4, 2
 #: Frames of the decoder's pieces, latents of the encoder's.
 FRAMES, LATENTS = 4, 2
+DIRECT = "CogVideoX's decoder was not measured with it"
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,16 @@ class Config:
         return cls(*widths, latent, layers, groups_of(norm_groups, *widths))
 
 
+class AsDiffusers(Config):
+    """Sizes of networks with diffusers' numbers: a clip goes through whole networks two latents at a time, where the
+    first batch takes an odd one, too."""
+
+    @classmethod
+    def of(cls, config: Config) -> AsDiffusers:
+        """Return the same sizes."""
+        return cls(**vars(config))
+
+
 def decoder(config: Config) -> Program:
     w, latent = config.decoder_widths[::-1], config.latent_channels
 
@@ -61,15 +74,20 @@ def decoder(config: Config) -> Program:
         return NearestUp(f"up_blocks.{i}.upsamplers.0", w[i], w[i], temporal=False, conv="conv")
 
     middle = [Res(f"mid_block.resnets.{i}", w[0], w[0], norm(1), NAMES) for i in range(2)]
-    return Program.of(
-        "decoder", latent,
+    items: list[Step | Mark] = [
         TILES, LatentConv("conv_in.conv", latent, w[0]), *middle,
         *level(0, 1), up(0), DoubledFrames("up_blocks.0.frames"),
         # Frames are doubled before their pixels are: fewer values wait for the pieces.
         *level(1, 2), DoubledFrames("up_blocks.1.frames"), STEP,
         up(1), *level(2, 4), up(2), *level(3, 4), Pixels("norm_out", "conv_out.conv", w[3], norm(4)),
-        piece=FRAMES, direct="CogVideoX's decoder was not measured with it",
-    )  # fmt: skip
+    ]  # fmt: skip
+    if isinstance(config, AsDiffusers):
+        return Program.of("decoder", latent, TILES, _batches(items, LATENTS), direct=DIRECT)
+    return Program.of("decoder", latent, *items, piece=FRAMES, direct=DIRECT)
+
+
+def _batches(items: list[Step | Mark], count: int) -> Step:
+    return Batches("batches", tuple(item for item in items if isinstance(item, Step)), count)
 
 
 def encoder(config: Config) -> Program:
@@ -85,10 +103,10 @@ def encoder(config: Config) -> Program:
         if i == 0:
             items.append(STEP)
     items += [Res(f"mid_block.resnets.{i}", w[3], w[3], norm, NAMES) for i in range(2)]
-    return Program.of(
-        "encoder", 3, *items, Moments("norm_out", "conv_out.conv", w[3], moments, norm), TILES, piece=LATENTS,
-        forgets=True,
-    )  # fmt: skip
+    items += [Moments("norm_out", "conv_out.conv", w[3], moments, norm), TILES]
+    if isinstance(config, AsDiffusers):
+        return Program.of("encoder", 3, _batches(items, 4 * LATENTS), STEP, TILES, forgets=True)
+    return Program.of("encoder", 3, *items, piece=LATENTS, forgets=True)
 
 
 _WIDTHS = (128, 256, 256, 512)
@@ -101,6 +119,6 @@ ARCHITECTURE = Architecture(
              "encoder.mid_block.resnets.1.conv2.conv.weight"),
         ),
     ),
-    8, 4, 1.0, Config.from_shapes, encoder, decoder, native="bf16", fp16=True, pairs=True,
+    8, 4, 1.0, Config.from_shapes, encoder, decoder, native="bf16", fp16=True, pairs=True, in_diffusers=AsDiffusers.of,
     published=Published("CogVideoX", Config(_WIDTHS, _WIDTHS), r"cog[ _.-]*video", ("cogvideox", "cogvideo")),
 )  # fmt: skip
