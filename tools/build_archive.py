@@ -4,8 +4,8 @@
 
 It leaves dist/zerowaste-vae (which `comfy node publish` uploads when run inside it) and dist/zerowaste-vae.zip. They
 hold the tracked files that .comfyignore does not name, with workflows/ as example_workflows/. The addresses of the
-icon, the banner, the documentation and the issue tracker, and the address to clone in the README, follow from
-`Repository` in pyproject.toml, the one place to fill.
+icon, the banner, the documentation and the issue tracker, and the address to clone in README and docs/install.md,
+follow from `Repository` in pyproject.toml, the one place to fill.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ def stage(target: Path, owner: str | None) -> None:
         copy(ROOT / path, target / path)
     for path in sorted((ROOT / "workflows").iterdir()):
         copy(path, target / "example_workflows" / path.name)
-    project, readme = target / "pyproject.toml", target / "README.md"
+    project = target / "pyproject.toml"
     text = project.read_text(encoding="utf-8")
     (repository,) = re.findall(r'^Repository = "(.+)"$', text, re.M)
     if owner:
         repository = repository.replace("OWNER", owner)
     project.write_text(addressed(text, repository), encoding="utf-8")
-    said = readme.read_text(encoding="utf-8")
-    readme.write_text(said.replace("URL_OF_THIS_REPOSITORY", repository), encoding="utf-8")
+    for page in (target / "README.md", target / "docs" / "install.md"):
+        said = page.read_text(encoding="utf-8")
+        page.write_text(said.replace("URL_OF_THIS_REPOSITORY", repository), encoding="utf-8")
 
 
 def addressed(text: str, repository: str) -> str:

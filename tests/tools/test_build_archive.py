@@ -42,7 +42,9 @@ def test_addresses_follow_from_one(staged):
     for name in ("Documentation", "Issues", "Icon", "Banner"):
         assert name in text
     assert "/OWNER/" not in text
-    assert "git clone https://github.com/somebody/" in (staged / "README.md").read_text()
+    for page in ("README.md", "docs/install.md"):
+        assert "https://github.com/somebody/" in (staged / page).read_text()
+        assert "URL_OF_THIS_REPOSITORY" not in (staged / page).read_text()
     assert "OWNER" in (ROOT / "pyproject.toml").read_text()
 
 
