@@ -26,6 +26,7 @@ from .request import (
     FramesLike,
     LatentLike,
     NativeBlend,
+    NativeTiles,
     Range,
     Request,
     Tiling,
@@ -59,6 +60,7 @@ class Encoding(Core):
         vram_gb: float | None = None,
         ram_gb: float | None = None,
         native_blend: NativeBlend = "assembled",
+        native_tiles: NativeTiles = "family",
         range: Range = "unit",
     ) -> Plan:
         """Return the plan that `encode` would follow now.
@@ -69,7 +71,7 @@ class Encoding(Core):
             others: as for `Request`.
         """
         self._need_encoder()
-        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, "float32", native_blend, range)
+        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, "float32", native_blend, range, native_tiles)
         side = self.architecture.side
         return self._plan("encoder", (latents, side * height, side * width), request, rest)
 
@@ -85,6 +87,7 @@ class Encoding(Core):
         vram_gb: float | None = None,
         ram_gb: float | None = None,
         native_blend: NativeBlend = "assembled",
+        native_tiles: NativeTiles = "family",
         range: Range = "unit",
         seed: int | None = None,
         progress: Progress | bool | None = None,
@@ -118,7 +121,7 @@ class Encoding(Core):
         check_seed(seed)
         if moments and seed is not None:
             raise InputError("moments=True gives no sample: leave the seed out")
-        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, "float32", native_blend, range)
+        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, "float32", native_blend, range, native_tiles)
         x = check_video(video, self.spatial, self.architecture.still, self.colours[0], any_range, request.signed)
         found = self._moments(x, request, Callbacks(progress, cancel, on_plan), devices, mixed_devices, plan)
         self._left_out(x.shape[1])
@@ -168,6 +171,7 @@ class Encoding(Core):
         vram_gb: float | None = None,
         ram_gb: float | None = None,
         native_blend: NativeBlend = "assembled",
+        native_tiles: NativeTiles = "family",
         range: Range = "unit",
         seed: int | None = None,
         progress: Progress | bool | None = None,
@@ -204,7 +208,7 @@ class Encoding(Core):
             raise InputError("a seed needs the count of all frames: its noise is drawn for the whole clip at once")
         if count is None and not alone(self, devices):
             raise InputError("several devices need the count of all frames: each makes parts of the whole clip")
-        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, "float32", native_blend, range)
+        request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, "float32", native_blend, range, native_tiles)
         callbacks = Callbacks(progress, cancel, on_plan)
         how = self.spatial, count, self.colours[0], any_range, request.signed
         video = functools.partial(StreamVideo, frames, *how)

@@ -48,14 +48,17 @@ class FrameAttention(nn.Module):
         if self.whole:
             tokens = tokens.view(b, 1, t * h * w, c)
         *inputs, output = self.projections()
-        q, k, v = (F.linear(tokens, *p) for p in inputs)
-        if self.earlier:  # frame by frame, without a mask as large as all scores
-            frames = zip(q.split(h * w, 2), range(h * w, t * h * w + 1, h * w), strict=True)
-            y = torch.cat([F.scaled_dot_product_attention(f, k[:, :, :end], v[:, :, :end]) for f, end in frames], 2)
-        else:
-            y = F.scaled_dot_product_attention(q, k, v)
+        # No names for queries, keys and values: they would lie in memory beside the last product.
+        y = self._attended(*(F.linear(tokens, *p) for p in inputs), h * w)
         y = F.linear(y, *output).reshape(b, t, h, w, c).permute(0, 4, 1, 2, 3)
         return x + y
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, frame: int) -> Tensor:
+        if not self.earlier:
+            return F.scaled_dot_product_attention(q, k, v)
+        # Frame by frame, without a mask as large as all scores.
+        frames = zip(q.split(frame, 2), range(frame, q.shape[2] + 1, frame), strict=True)
+        return torch.cat([F.scaled_dot_product_attention(f, k[:, :, :end], v[:, :, :end]) for f, end in frames], 2)
 
 
 @dataclass(frozen=True)
