@@ -153,7 +153,7 @@ def seeded_file(family: str, folder: Path) -> Path:
         noise = torch.randn(shape, generator=generator, device=device)
         if key.endswith("gamma") or ("norm" in key and key.endswith("weight")):
             noise = 1 + 0.2 * noise
-        elif key.endswith(("running_var", "std-of-means", "latent_std", "latents_std")):
+        elif key.endswith(("running_var", "std-of-means", "latent_std", "latents_std", "vae_scale")):
             noise = 0.5 + noise.abs()
         else:
             noise *= noise[0].numel() ** -0.5 if len(shape) > 1 else 0.1

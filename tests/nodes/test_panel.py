@@ -196,6 +196,17 @@ def test_published_files_of_other_sizes():
         assert (sizes.encoder_widths, sizes.decoder_widths) == ((128, 256, 512, 512), (96, 192, 384, 384)), name
 
 
+@pytest.mark.parametrize(("name", "title", "variant"), [
+    ("minimax_h3_lynnreal_light_vae_int8_convrot.safetensors", "MiniMax H3", "LynnReal (26 of 36 layers)"),
+    ("lightvaew2_1.safetensors", "Wan 2.1", "LightVAE with 1/4 of the channels"),
+    ("MG-LightVAE_v2.safetensors", "Wan 2.2", "LightVAE with 1/4 of the channels"),
+    ("wan_2.1_vae.safetensors", "Wan 2.1", ""), ("taesdxl_decoder.safetensors", "TAESD", ""),
+])  # fmt: skip
+def test_reduced_vaes_are_named(name, title, variant):
+    found = answer(Question(model=name, width=64, height=64, frames=1), CPU)
+    assert (found["assumed_as"], found["variant"]) == (title, variant)
+
+
 # The last ones are named after a family that runs, but hold another network.
 @pytest.mark.parametrize(
     "name",
