@@ -20,7 +20,7 @@ class StandIn(nn.Module):
     """A module without weights of its own, which runs a VAE of this engine.
 
     Its one parameter tells callers where it is and which type it takes; `to` moves nothing, and gives up the packed
-    weights when the caller moves it to the CPU.
+    weights when the caller moves it away.
     """
 
     def __init__(self, vae: VideoVAE, dtype: torch.dtype, tiles: str, **options: Any) -> None:
@@ -54,9 +54,11 @@ class StandIn(nn.Module):
         return self.place.dtype
 
     def to(self, *args: Any, **kwargs: Any) -> StandIn:
-        """Move nothing: a run takes what it needs to its device. Towards the CPU, free what runs have left there."""
+        """Move nothing: a run takes what it needs to its device. Towards the CPU or another GPU, free what runs have
+        left there."""
         device, *_ = torch._C._nn._parse_to(*args, **kwargs)
-        if device is not None and device.type == "cpu" != self.device.type:
+        here = self.device
+        if device is not None and (device.type != here.type or device.index not in (None, here.index)):
             self.vae.release()
         return self
 
