@@ -33,7 +33,8 @@ PYTHON = [
         comfy_api.latest.io.String.Input comfy_api.latest.io.String.Output comfy_api.latest.io.Vae.Input
         comfy_api.latest.io.Vae.Output comfy_api.latest.io.Video.Input comfy_api.latest.io.Video.Output
         comfy_api.latest.io.Audio.Input comfy_api.latest.ui comfy_execution.utils.get_executing_context folder_paths
-        comfy_api.latest.io.Audio.Output comfy_execution.progress.get_progress_state"""),
+        comfy_api.latest.io.Audio.Output comfy_execution.progress.get_progress_state
+        comfy_api.latest.io.Custom"""),
     ("0.3.64", OWN_CODE, """comfy.model_management.load_models_gpu comfy.model_management.free_memory
         comfy.model_management.get_free_memory comfy.model_management.soft_empty_cache
         comfy.model_management.minimum_inference_memory comfy.model_management.extra_reserved_memory
