@@ -296,7 +296,11 @@ def _in_place_of_seedvr2(given: Any, precision: str, wishes: Settings) -> tuple[
 
     def make() -> EngineVAE | None:
         path = Path(there.find(name))
-        return EngineVAE(reading(path), precision, wishes, name, device) if path.is_file() else None
+        try:
+            return EngineVAE(reading(path), precision, wishes, name, device) if path.is_file() else None
+        except ZeroWasteError as error:  # whose reader may be on another machine
+            why = str(error).replace(str(path), name)
+            raise InputError(why) from error
 
     seeded = Seeded(given, there, make)
     if seeded.stand_in is None:

@@ -350,6 +350,13 @@ def test_settings_that_are_not_as_known_are_passed_on(pack, upscaler, change, wh
     assert made is settings and why in report
 
 
+def test_a_file_that_cannot_be_read_is_passed_on_without_its_folder(pack, upscaler):
+    (upscaler.folder / "broken.safetensors").write_bytes(b"none")
+    settings = upscaler.settings("broken.safetensors")
+    made, report = pack.foreign.ForSeedVR2.execute(settings).args
+    assert made is settings and "broken.safetensors" in report and str(upscaler.folder) not in report
+
+
 def test_a_file_of_another_vae_is_passed_on(pack, upscaler):
     save_file(small("wan2.1").tensors, upscaler.folder / "w.safetensors")
     settings = upscaler.settings("w.safetensors")
