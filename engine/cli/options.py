@@ -103,7 +103,7 @@ def family_of(text: str | None) -> Architecture | None:
     Raises:
         InputError: the text is neither a file's name nor a family's.
     """
-    if text is None or Path(text).exists():
+    if text is None or Path(text).is_file():
         return None
     from ..archs import ARCHITECTURES, by_words
 
