@@ -42,7 +42,7 @@ def read_weights(weights: str) -> Checkpoint:
         weights: "random" (the first family's published widths, seed 0), the name of another family for the same of it,
             "demo", or a file.
     """
-    family = DEFAULT if weights == RANDOM else None if Path(weights).exists() else by_words(weights)
+    family = DEFAULT if weights == RANDOM else None if Path(weights).is_file() else by_words(weights)
     if family is not None:
         return random_checkpoint(architecture=family)
     return read_checkpoint(demo_vae_path() if weights == DEMO else Path(weights))

@@ -111,8 +111,8 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
     notes = latent_metadata(args.latent)
     fps = args.fps or stored_rate(notes) or DEFAULT_FPS
     if kind != "mp4":
-        given = [f"--{name}" for name in ("fps", "codec", "crf", "pixels", "audio") if getattr(args, name) is not None]
-        if given and not (kind == "safetensors" and given == ["--fps"]):
+        video = ("codec", "crf", "pixels", "audio", *(() if kind == "safetensors" else ("fps",)))
+        if given := [f"--{name}" for name in video if getattr(args, name) is not None]:
             raise InputError(f"{given[0]} is for .mp4; {args.out} has no place for it: leave it out")
     form = Format(fps, args.codec or "h264", args.crf, args.pixels or "yuv420p") if kind == "mp4" else None
     if args.audio is not None:

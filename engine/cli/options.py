@@ -70,16 +70,18 @@ def add_vae(parser: argparse._ActionsContainer, default: str, positional: bool =
     if positional:
         parser.add_argument("file", nargs="?", metavar="VAE", help=text)
         text = "the same"
-    parser.add_argument("--vae", action=_Once, metavar="VAE", help=text)
-    parser.add_argument("--weights", dest="vae", action=_Once, metavar="VAE", help=argparse.SUPPRESS)  # its old name
+    parser.add_argument("--vae", action=_OneName, metavar="VAE", help=text)
+    parser.add_argument("--weights", dest="vae", action=_OneName, metavar="VAE", help=argparse.SUPPRESS)  # its old name
 
 
-class _Once(argparse.Action):
-    """Store a value, and refuse a second one."""
+class _OneName(argparse.Action):
+    """Store a value; the last one counts, as of any option, but not beside one under the option's other name."""
 
     def __call__(self, parser: Any, args: argparse.Namespace, value: Any, option: str | None = None) -> None:
-        if (before := getattr(args, self.dest)) is not None:
-            raise argparse.ArgumentError(None, f"{option} {value}: {before} is named too; give one of them")
+        before, by = getattr(args, self.dest), getattr(args, "_vae_by", option)
+        if by != option:
+            raise argparse.ArgumentError(None, f"{option} {value}: {by} {before} is named too; give one of them")
+        args._vae_by = option
         setattr(args, self.dest, value)
 
 
@@ -101,7 +103,7 @@ def family_of(text: str | None) -> Architecture | None:
     Raises:
         InputError: the text is neither a file's name nor a family's.
     """
-    if text is None or Path(text).exists():
+    if text is None or Path(text).is_file():
         return None
     from ..archs import ARCHITECTURES, by_words
 

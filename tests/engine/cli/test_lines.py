@@ -91,6 +91,12 @@ def test_json_goes_to_a_file_or_alone_to_standard_output(line):
         assert type(written) is type(alone) and len(written) == len(alone), text
 
 
+def test_a_folder_is_no_file(line, tmp_path):
+    """Folders are often called after a family."""
+    (tmp_path / "flux").mkdir()
+    assert line("fits flux --card 4090")[0] == 0 and line("plan --size 64x64 --vram-gb 8 --vae flux")[0] == 0
+
+
 def test_a_family_is_found_in_models_vae(line, tmp_path):
     """A decode needs weights: a family's name means the user's file of it, if there is one."""
     decode = "decode l.safetensors a.mp4 --vae seedvr2"
@@ -103,3 +109,14 @@ def test_a_family_is_found_in_models_vae(line, tmp_path):
     assert code == 0 and "ema_vae_fp16.safetensors" in out and "flux" not in out
     (folder / "seedvr2_vae.safetensors").write_bytes((folder / "ema_vae_fp16.safetensors").read_bytes())
     assert "there are ema_vae_fp16.safetensors, seedvr2_vae.safetensors" in line(f"{decode} --force")[2]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_the_card_that_is_here(line):
+    """Its memory and name come from CUDA; plans name it, its kernels and what the target is."""
+    name = torch.cuda.get_device_name()
+    code, out, err = line("fits flux")
+    assert (code, err) == (0, "") and out.startswith(f"{name}, sm_") and "(here)" in out and "whole frames" in out
+    code, out, _ = line("plan --size 1024x1024 --vae flux --frames 1")
+    assert code == 0 and f"on {name} (" in out and "within what is free now" in out

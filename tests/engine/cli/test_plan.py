@@ -112,7 +112,7 @@ def test_unfusable_widths_planned_plain(capsys, make_vae_file, precision):
         (["--size", "64x64", "--vram-gb", "-1"], "--vram-gb -1.0 is below 0"),
         (["--size", "64x64", "--vram-gb", "1", "--ram-gb", "nan"], "--ram-gb nan is not a size"),
         (["--size", "64x64", "--weights", "none", "--vram-gb", "1"], "--vae none is no file here, and no family"),
-        (["--size", "64x64", "--weights", "flux", "--vae", "a.gguf", "--vram-gb", "1"], "a.gguf: flux is named too"),
+        (["--size", "64x64", "--weights", "flux", "--vae", "a.gguf", "--vram-gb", "1"], "--weights flux is named too"),
     ],
 )
 def test_refusals_are_one_line(capsys, args, words):

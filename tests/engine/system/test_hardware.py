@@ -114,3 +114,17 @@ def test_silent_driver(monkeypatch):
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     assert hardware._gpus() == (Gpu(0, "GPU", 90, 8 * GIB, None, True),)
+
+
+@pytest.mark.parametrize("build, driver, said", [(None, True, True), (None, False, False), ("12.8", True, False)])
+def test_a_torch_for_cpus_alone_has_a_cure(monkeypatch, build, driver, said):
+    """Beside NVIDIA's driver; on machines without one such a build is right."""
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(hardware, "_has_nvidia", lambda: driver)
+    cure = hardware.survey().cure
+    assert bool(cure) == said
+    assert not said or cure.endswith("-m pip install --force-reinstall torch --index-url " + hardware.CUDA_WHEELS)
+    from zerowaste_vae.engine.cli.info import describe_hardware
+
+    assert (("cure", cure) in list(describe_hardware(hardware.survey()))) == said
