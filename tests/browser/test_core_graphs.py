@@ -117,8 +117,13 @@ def unadopted(prompt: dict, before: dict) -> dict:
 
 
 def known(prompt: dict) -> dict:
-    """Without nodes that this host does not have yet, whose inputs nobody knows the names of."""
-    return {name: node for name, node in prompt.items() if "class_type" in node}
+    """Without nodes that this host does not have yet, whose inputs nobody knows the names of, and without the mask of
+    Painter, which is a new file in each prompt."""
+    found = {name: node for name, node in prompt.items() if "class_type" in node}
+    for name, node in found.items():
+        if node["class_type"] == "Painter":
+            found[name] = node | {"inputs": {key: v for key, v in node["inputs"].items() if key != "mask"}}
+    return found
 
 
 def links_of(node: dict) -> dict:
@@ -141,7 +146,7 @@ def test_every_decode_and_encode_is_replaced_and_comes_back(browser, comfy, path
     assert browser("problems") == []
     assert told["done"] and not THEIRS & set(told["left"])
     assert known(unadopted(told["after"], before)) == known(before)
-    assert browser("js", source=UNDO) == before
+    assert known(browser("js", source=UNDO)) == known(before)
     assert set(browser("problems", forget=True)) <= set(own)
     plans = [(file, title) for file, title in told["plans"] if file in files_in(graph)]
     assert [plan for plan in plans if bool(plan[1]) == plan[0].lower().startswith(THEIR_OWN)] == []
