@@ -121,6 +121,14 @@ def known(prompt: dict) -> dict:
     return {name: node for name, node in prompt.items() if "class_type" in node}
 
 
+def steady(prompt: dict) -> dict:
+    """Without the mask of Painter, which is a new file in each prompt."""
+    for node in prompt.values():
+        if node.get("class_type") == "Painter":
+            node["inputs"].pop("mask", None)
+    return prompt
+
+
 def links_of(node: dict) -> dict:
     return {key: value for key, value in node["inputs"].items() if is_link(value)}
 
@@ -135,13 +143,13 @@ def test_every_decode_and_encode_is_replaced_and_comes_back(browser, comfy, path
     """In subgraphs too; all else is as it was, and one step of undo brings everything back."""
     opened(browser, comfy)
     graph = json.loads(path.read_text(encoding="utf-8"))
-    before = browser("js", source=LOAD % json.dumps(graph))
+    before = steady(browser("js", source=LOAD % json.dumps(graph)))
     own = browser("problems", forget=True)  # the frontend's, of its own template
     told = browser("js", source=ADOPT)
     assert browser("problems") == []
     assert told["done"] and not THEIRS & set(told["left"])
-    assert known(unadopted(told["after"], before)) == known(before)
-    assert browser("js", source=UNDO) == before
+    assert known(unadopted(steady(told["after"]), before)) == known(before)
+    assert steady(browser("js", source=UNDO)) == before
     assert set(browser("problems", forget=True)) <= set(own)
     plans = [(file, title) for file, title in told["plans"] if file in files_in(graph)]
     assert [plan for plan in plans if bool(plan[1]) == plan[0].lower().startswith(THEIR_OWN)] == []
