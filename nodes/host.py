@@ -295,17 +295,17 @@ class EngineVAE(comfy.sd.VAE):
         self.engine.to(self.device)
 
         def notes() -> list[str]:
-            return [note for note in (before.words(kept.seconds), kept.note) if note] if kept else []
+            now = among.kept
+            return [note for note in (before.words(now.seconds), now.note) if note] if now else []
 
         context = getattr(mm, "cuda_device_context", None)
         with context(self.device) if context else nullcontext():
             try:
-                self.engine.on_pressure = functools.partial(residents.clear, self.device, self.patcher)
-                self.engine.on_change = among.again
+                self.engine.on_pressure, self.engine.on_change = among.clear, among.again
                 yield kept and kept.plan, notes
             finally:
                 self.engine.on_pressure = self.engine.on_change = None
-                if kept and kept.out:  # it comes back into the memory that torch would keep
+                if among.kept and among.kept.out:  # it comes back into the memory that torch would keep
                     mm.soft_empty_cache()
 
     @property

@@ -62,8 +62,10 @@ def _resident(entry: mm.LoadedModel) -> Resident:
     if not dynamic:  # layers are copied to host memory, and page-locked there where the host does that
         pinned = float(getattr(mm, "MAX_PINNED_MEMORY", -1) > 0)
         return Resident(name, loaded, leaves, pinned, 1 - pinned, True, again)
-    pinned = min(1.0, model.pinned_memory_size() / size)
-    buffered = min(1.0 - pinned, max(0.0, model.loaded_ram_size() / size - pinned))
+    # Hosts from before May 2026 do not tell both: what they do not tell counts as read from the file.
+    locked, held = (getattr(model, name, int)() / size for name in ("pinned_memory_size", "loaded_ram_size"))
+    pinned = min(1.0, locked)
+    buffered = min(1.0 - pinned, max(0.0, held - pinned))
     return Resident(name, loaded, leaves, pinned, buffered, False, again)
 
 
@@ -91,6 +93,7 @@ class Among:
         """
         self._engine, self._patcher, self._machine, self._keep = engine, patcher, machine, keep
         self._half, self._size, self._request, self._rest = half, size, request, rest
+        self.kept: Kept | None = None  # the plan that is followed, with all that has left for this run
 
     def choose(self, planner: Planner) -> Kept:
         """Return the plan to follow now. planner: of the engine, or of a copy at another timestep."""
@@ -103,13 +106,23 @@ class Among:
         if not self._keep:
             card = replace(card, models=())
         choice = Keeping(plan, latents, clips, self._request, self._machine, card)
-        return choice.choose(self._keep or "never", functools.partial(link.measured, device))
+        self.kept = choice.choose(self._keep or "never", functools.partial(link.measured, device))
+        return self.kept
 
     def again(self, planner: Planner) -> Plan:
         """Return the plan for operands that the clip has settled after the first plan, with room made for it."""
-        kept = self.choose(planner)
+        first, kept = self.kept, self.choose(planner)
+        if first is not None:
+            out, seconds = first.out + kept.out, first.seconds + kept.seconds
+            self.kept = replace(kept, out=out, seconds=seconds, note=kept.note or first.note)
         make_room(kept.needs, self._machine.device, self._patcher)
         return kept.plan
+
+    def clear(self) -> None:
+        """Have everything leave but this VAE; when that is back is not known."""
+        gone = clear(self._machine.device, self._patcher)
+        if self.kept is not None:
+            self.kept = replace(self.kept, out=self.kept.out + gone, seconds=0.0)
 
 
 def load(patcher: object, device: torch.device, needs: int) -> None:
@@ -136,7 +149,8 @@ def make_room(needs: int, device: torch.device, patcher: object) -> None:
     that it is back soon. Those pages would leave by themselves once they are in the way, but a run plans for what is
     free. A model that does not part with anything is unloaded whole, if that makes the room.
     """
-    if mm.DISABLE_SMART_MEMORY:  # the host unloads all of them itself when it loads a model
+    if mm.DISABLE_SMART_MEMORY:  # all of them leave when the host loads a model; on a run's other GPUs it loads none
+        _unload(_movable(device, patcher), needs, device)
         return
     asked = []
     for entry in _movable(device, patcher):
@@ -159,12 +173,15 @@ def _free(patcher: object, device: torch.device) -> int:
     return count(device)
 
 
-def clear(device: torch.device, patcher: object) -> None:
-    """Have everything leave but this VAE: a run has met a real lack of memory."""
-    for entry in _movable(device, patcher):
+def clear(device: torch.device, patcher: object) -> int:
+    """Have everything leave but this VAE: a run has met a real lack of memory. Return the bytes that were there."""
+    there = _movable(device, patcher)
+    gone = sum(entry.model.loaded_size() for entry in there)
+    for entry in there:
         entry.model.partially_unload(entry.model.offload_device, 1e30)
     _unload(_movable(device, patcher), 1e30, device)
     mm.soft_empty_cache()
+    return gone
 
 
 def _unload(entries: Iterable[mm.LoadedModel], size: float, device: torch.device) -> None:

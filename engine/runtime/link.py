@@ -29,21 +29,26 @@ class Link:
     disk: float = 2e9
 
 
-@functools.cache
 def measured(device: torch.device) -> Link:
-    """Return the speeds of a GPU's link, measured at the first call. Elsewhere, and where the card or the machine lacks
-    even the memory for that, they are the defaults."""
+    """Return the speeds of a GPU's link, measured once. Elsewhere, and as long as the card or the machine lacks even
+    the memory for that, they are the defaults."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return Link()
+    try:
+        return _measured(device)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        return Link()
+
+
+@functools.cache
+def _measured(device: torch.device) -> Link:
     try:
         there = torch.empty(PIECE, dtype=torch.uint8, device=device)
         pageable = _speed(torch.ones(COPIED, dtype=torch.uint8, device="cpu"), there)
         locked = staging((COPIED,), torch.uint8)
         pinned = pageable if locked is None else _speed(locked, there)
-    except RuntimeError as error:
-        if not out_of_memory(error):
-            raise
-        return Link()
     finally:
         locked = None
         empty_host_cache()

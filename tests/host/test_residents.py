@@ -112,6 +112,11 @@ mm.DISABLE_SMART_MEMORY = True
 card, vae, (model,) = room(needs, big)
 prepare(card, vae, one, "always")
 assert model.calls == [("detach", 10 * GIB)]
+# It does so on the GPU alone that it loads a model on; the other GPUs of a run have to be named.
+card, vae, (model, away) = room(needs, big, {"size": GIB, "loaded": GIB})
+mm.current_loaded_models[1].device = other = torch.device("cuda", 1)
+residents.make_room(GIB, other, vae)
+assert model.calls == [] and away.calls == [("detach", GIB)]
 print("kept")
 """
 

@@ -141,8 +141,8 @@ def test_memory_that_runs_out_is_no_reason_to_pass_it_on(pack, wan, monkeypatch)
         given(pack, wan)
 
 
-class Stopped(Exception):
-    """As the host's stop button raises it."""
+class Stopped(BaseException):
+    """As the stop button of newer hosts (April 2026) raises it: past what catches errors alone."""
 
 
 @pytest.fixture

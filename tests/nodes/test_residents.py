@@ -69,6 +69,26 @@ def test_a_plan_that_turns_out_larger_has_room_made_for_it(pack):
     assert scene.card.free() >= 4 * GIB + SPARE
 
 
+def test_what_leaves_later_is_told_with_what_left_before(pack):
+    scene = Scene(pack, 3 * GIB + SPARE, BIG)
+    first = scene.prepare("never")
+    scene.among.again(Planner([Way(5 * GIB, 1.0)]))
+    assert (first.out, scene.among.kept.out) == (GIB, 2 * GIB)
+    assert scene.among.kept.seconds == pytest.approx(2 * first.seconds) and first.seconds > 0
+    scene.among.clear()
+    assert scene.models[0].loaded == 0 and scene.among.kept.out == 10 * GIB
+    assert scene.among.kept.seconds == 0  # of all that, nobody has said
+
+
+def test_without_smart_memory_the_other_gpus_of_a_run_are_emptied(pack):
+    """The host itself unloads models of the GPU alone that it loads a model on."""
+    scene = Scene(pack, GIB, *2 * [{"size": 2 * GIB, "loaded": 2 * GIB}])
+    scene.mm.DISABLE_SMART_MEMORY, other = True, torch.device("cuda", 1)
+    scene.mm.current_loaded_models[1].device = other
+    pack.residents.make_room(GIB, other, scene.vae)
+    assert [model.calls for model in scene.models] == [[], [("detach", 2 * GIB)]]
+
+
 def test_several_gpus_plan_as_on_an_empty_card(pack):
     scene = Scene(pack, 3 * GIB + SPARE, BIG)
     assert scene.prepare("").plan.peak_bytes == 4 * GIB and scene.planner.asked == 1
@@ -81,6 +101,17 @@ def test_a_host_that_does_not_say_what_models_hold(pack, monkeypatch):
     scene = Scene(pack, 3 * GIB + SPARE, BIG)
     assert scene.prepare("always").plan.peak_bytes == 4 * GIB and scene.planner.asked == 1
     assert scene.models[0].calls == [("part", GIB)]
+
+
+@pytest.mark.parametrize("missing", [("loaded_ram_size",), ("loaded_ram_size", "pinned_memory_size")])
+def test_a_host_that_does_not_say_where_copies_are(pack, monkeypatch, missing):
+    """Those of early 2026 with dynamic models: what they do not tell is read from the file."""
+    for name in missing:
+        monkeypatch.delattr(Model, name)
+    scene = Scene(pack, 3 * GIB + SPARE, {"size": 12 * GIB, "loaded": 10 * GIB, "pins": 3 * GIB})
+    (model,) = pack.residents.card_of(GPU, scene.vae, 0).models
+    assert (model.pinned, model.buffered) == (0.25 if len(missing) == 1 else 0.0, 0.0)
+    assert scene.prepare("always").plan.peak_bytes == 3 * GIB and scene.models[0].calls == []
 
 
 def test_another_device_is_no_ones_business(pack):
@@ -139,7 +170,7 @@ def test_a_run_that_ends_early_leaves_pins_as_they_are(pack, monkeypatch, presse
     with pytest.raises(KeyboardInterrupt):
         vae.decode(torch.zeros(1, 16, 1, 4, 4))
     (model,) = scene.models
-    assert vae.engine.on_pressure is None and model.pins == 12 * GIB
+    assert vae.engine.on_pressure is vae.engine.on_change is None and model.pins == 12 * GIB
     assert [kind for kind, _ in model.calls] == ["part"] * pressed and model.loaded == 10 * GIB * (not pressed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -221,7 +222,27 @@ def test_no_link_is_measured_without_a_gpu():
     assert link.measured(torch.device("cpu")) == Link()
 
 
+def test_a_card_that_is_full_for_a_moment_is_measured_later(monkeypatch):
+    """A decode may come first beside a model that fills the card; that is not how the card stays."""
+    room, device = [True, False], torch.device("cuda", 7)
+
+    def empty(size, dtype, device):
+        if room.pop():
+            return torch.zeros(size, dtype=dtype, device="cpu")
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    cuda = SimpleNamespace(is_available=lambda: True)
+    stand_in = SimpleNamespace(empty=empty, ones=torch.ones, uint8=torch.uint8, cuda=cuda)
+    monkeypatch.setattr(link, "torch", stand_in)
+    monkeypatch.setattr(link, "staging", lambda *_: None)
+    monkeypatch.setattr(link, "_speed", lambda source, target: 5e9)
+    found = [link.measured(device) for _ in range(3)]
+    link._measured.cache_clear()
+    assert found == [Link(), Link(5e9, 5e9), Link(5e9, 5e9)] and room == []
+
+
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_the_link_is_measured_once():
     device = torch.device("cuda", 0)
     found = link.measured(device)
