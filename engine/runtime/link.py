@@ -29,25 +29,27 @@ class Link:
     disk: float = 2e9
 
 
-@functools.cache
 def measured(device: torch.device) -> Link:
-    """Return the speeds of a GPU's link, measured at the first call. Elsewhere, and where the card or the machine lacks
-    even the memory for that, they are the defaults."""
+    """Return the speeds of a GPU's link, measured at the first call that finds the memory for it. Until then, and
+    elsewhere, they are the defaults."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return Link()
     try:
-        there = torch.empty(PIECE, dtype=torch.uint8, device=device)
-        pageable = _speed(torch.ones(COPIED, dtype=torch.uint8, device="cpu"), there)
-        locked = staging((COPIED,), torch.uint8)
-        pinned = pageable if locked is None else _speed(locked, there)
+        return _measured(device)
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
         return Link()
     finally:
-        locked = None
         empty_host_cache()
-    return Link(pinned, pageable)
+
+
+@functools.cache
+def _measured(device: torch.device) -> Link:
+    there = torch.empty(PIECE, dtype=torch.uint8, device=device)
+    pageable = _speed(torch.ones(COPIED, dtype=torch.uint8, device="cpu"), there)
+    locked = staging((COPIED,), torch.uint8)
+    return Link(pageable if locked is None else _speed(locked, there), pageable)
 
 
 def _speed(source: Tensor, target: Tensor) -> float:

@@ -221,6 +221,29 @@ def test_no_link_is_measured_without_a_gpu():
     assert link.measured(torch.device("cpu")) == Link()
 
 
+def test_a_link_is_not_judged_for_good_while_memory_is_short(monkeypatch):
+    """The first call finds no memory; the next one measures, and later ones know."""
+    speeds, empty = iter([torch.OutOfMemoryError("CUDA out of memory"), 2e10, 3e10]), torch.empty
+
+    def speed(*_):
+        if isinstance(found := next(speeds), Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", lambda *size, device=None, **how: empty(*size, device="cpu", **how))
+    monkeypatch.setattr(link, "COPIED", 1)
+    monkeypatch.setattr(link, "staging", lambda shape, dtype: empty(shape, dtype=dtype, device="cpu"))
+    monkeypatch.setattr(link, "_speed", speed)
+    link._measured.cache_clear()
+    device = torch.device("cuda", 0)
+    try:
+        assert link.measured(device) == Link()
+        assert link.measured(device) == link.measured(device) == Link(3e10, 2e10)
+    finally:
+        link._measured.cache_clear()
+
+
 @pytest.mark.gpu
 def test_the_link_is_measured_once():
     device = torch.device("cuda", 0)
