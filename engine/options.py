@@ -74,6 +74,7 @@ class Options:
         by_card = here.kernels and here.winograd
         wanted = by_card if self.winograd is None else self.winograd
         return replace(self, winograd=wanted and not here.winograd_off)
+
     @property
     def overlap(self) -> bool:
         """Return True if copies run at the same time as the GPU's work."""

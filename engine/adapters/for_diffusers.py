@@ -166,12 +166,17 @@ class DiffusersVAE(StandIn):
     def _pieces(self, way: str, scale: float) -> tuple[int, int] | None:
         """Return the frames of a piece of a clip along time, and those from one to the next; None: clips are whole.
 
-        way: "decoding" or "encoding". scale: samples per frame."""
+        way: "decoding" or "encoding". scale: samples per frame. Raises InputError where they are no whole latents."""
         usual, given = PIECES.get(self.vae.arch), self.__dict__.get("_given")
         if usual is None or not getattr(given, f"use_framewise_{way}", True):
             return None
         names = "tile_sample_min_num_frames", "tile_sample_stride_num_frames"
-        return tuple(int(getattr(given, name, n) * scale) for name, n in zip(names, usual, strict=True))
+        frames = {name: getattr(given, name, n) for name, n in zip(names, usual, strict=True)}
+        for name, count in frames.items():
+            if count % self.vae.temporal:
+                raise InputError(f"{name}={count}: frames beyond a latent are seen by norms in diffusers; give a "
+                                 f"multiple of {self.vae.temporal}")  # fmt: skip
+        return tuple(int(count * scale) for count in frames.values())
 
     def _about_to_run(self) -> None:
         """Tell accelerate's offloading that this model's turn has come, so that the one before it leaves the GPU."""

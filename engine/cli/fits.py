@@ -20,6 +20,7 @@ from .vaes import files, folders
 
 if TYPE_CHECKING:
     from ..archs import Architecture
+    from ..kernels.targets import Target
     from ..planning.budget import Limits
 
 #: Sizes that are asked for by default, of videos and of pictures, and frames of a clip (of VAEs that decode it whole).
@@ -133,7 +134,7 @@ def _rows(model: Model, args: argparse.Namespace, card: Card, limits: Limits) ->
     sizes = [size(text) for text in args.size or (PICTURES if a.still else CLIPS)]
     planner, note = planner_of(a, model.config, "decoder", args.precision, card, "auto")
     precision = a.native if args.precision == "auto" else args.precision
-    fused = not note and bool(on(card, a, model.config, "decoder", precision).kernels)
+    here = on(card, a, model.config, "decoder", precision)
     whole = a.spatial * a.side
     for width, height in sizes:
         if min(width, height) < whole:
@@ -151,18 +152,24 @@ def _rows(model: Model, args: argparse.Namespace, card: Card, limits: Limits) ->
         exact = f"whole frames, {plan.peak_bytes / GIB:.1f} GB"
         parked = f", {plan.host_bytes / GIB:.1f} GB of RAM" if plan.host_bytes else ""
         decode = f"blended tiles, {plan.peak_bytes / GIB:.1f} GB" if plan.tiled else exact + parked
-        time = "" if plan.tiled or plan.bare or not fused else _time(card, model, precision, shape)
-        yield row | {"fits": not plan.tiled, "decode": decode + ("" if fused else " (plain torch)"),
+        plain = plan.bare or not here.kernels
+        # A note tells that another precision runs.
+        time = "" if plan.tiled or plain or note else _time(card, here, model, precision, shape)
+        yield row | {"fits": not plan.tiled, "decode": decode + (" (plain torch)" if plain else ""),
                      "expected": time or "not timed", "peak_gb": plan.peak_bytes / GIB}  # fmt: skip
 
 
-def _time(card: Card, model: Model, precision: str, shape: tuple[int, ...]) -> str:
-    """Return the seconds that a decode is expected to take; empty where they are not known."""
-    from ..planning.expected import Expected, expected
+def _time(card: Card, here: Target, model: Model, precision: str, shape: tuple[int, ...]) -> str:
+    """Return the seconds that a decode is expected to take; empty where they are not known. here: what runs it on the
+    card."""
+    from ..options import DEFAULTS
+    from ..planning.expected import Expected, expected, in_winograd
 
     if card.gpu is None:
         return ""
-    found = expected(card.gpu, model.architecture, model.config, "decoder", precision, *shape)
+    a = model.architecture
+    form = in_winograd(DEFAULTS.decided(here), a.program("decoder", model.config), precision)
+    found = expected(card.gpu, a, model.config, "decoder", precision, *shape, form)
     return f"{found.low:.3g} to {found.high:.3g} s" if isinstance(found, Expected) else ""
 
 

@@ -44,6 +44,8 @@ def write_latent(path: str | Path, latent: LatentLike, metadata: Mapping[str, st
     """
     note, latent = latent_note.found(latent), as_tensor(latent, "a latent")
     check_dense(latent, "a latent")
+    if not latent.is_floating_point():
+        raise InputError(f"a latent is a tensor of floats, not {latent.dtype}")
     if Path(path).suffix.lower() not in (".safetensors", ".latent"):
         raise InputError(f"{path}: a latent file ends in .safetensors or .latent")
     if latent.ndim not in (4, 5):

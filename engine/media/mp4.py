@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from fractions import Fraction
-from numbers import Real
+from numbers import Rational, Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -336,9 +336,10 @@ def write_mp4(
     """
     if Path(path).suffix.lower() not in (".mp4", ".m4v"):
         raise InputError(f"{path}: write_mp4 writes an MP4 and nothing else: let the name end in .mp4")
-    if not isinstance(fps, (Real, Fraction)) or isinstance(fps, bool) or not math.isfinite(fps):
+    if not isinstance(fps, Real) or isinstance(fps, bool) or not math.isfinite(fps):
         raise InputError(f"fps={fps!r} is no frame rate: give frames a second, such as 24 or Fraction(30000, 1001)")
-    form, given = Format(Fraction(fps), crf=crf), iter_frames(frames)
+    exact = fps if isinstance(fps, Rational) else float(fps)  # numpy's floats are none that Fraction takes
+    form, given = Format(Fraction(exact), crf=crf), iter_frames(frames)
     if not overwrite and Path(path).exists():
         raise InputError(f"{path}: exists already; choose another name, or give overwrite=True to replace it")
     with replacing(Path(path)) as temporary:

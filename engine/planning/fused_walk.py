@@ -75,7 +75,9 @@ class FusedWalk:
         return Operands(self.dtype, self._policies.get(half, EXACT), winograd=winograd)
 
     def no_winograd(self, half: str) -> str | None:
-        """Return why convolutions of the component are not in Winograd form although it is on; None: they are."""
+        """Return why no convolution of the component is in Winograd form although it is on; None: some are."""
+        if self.network(half).formed[0]:
+            return None
         policy = self.operands(half).policy
         if why := self._programs[half].style.direct:
             return why
@@ -83,7 +85,7 @@ class FusedWalk:
             return "layers in 8 bit have no such kernels"
         if policy.half_accumulate and self.dtype == torch.float16:
             return "layers whose products are summed in fp16 have no such kernels"
-        return None if self.network(half).formed[0] else "its layers are narrower than those that have such kernels"
+        return "its layers are narrower than those that have such kernels"
 
     def in_8_bit(self, half: str) -> bool:
         """Check if at least some convolutions of the component are in 8 bit."""

@@ -30,8 +30,8 @@ class Link:
 
 
 def measured(device: torch.device) -> Link:
-    """Return the speeds of a GPU's link, measured once. Elsewhere, and as long as the card or the machine lacks even
-    the memory for that, they are the defaults."""
+    """Return the speeds of a GPU's link, measured at the first call that finds the memory for it. Until then, and
+    elsewhere, they are the defaults."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return Link()
     try:

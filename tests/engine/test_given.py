@@ -188,8 +188,8 @@ def test_an_mp4_is_called_one(tmp_path, name):
 
 
 def test_an_mp4_of_arrays_and_pictures(tmp_path, clip):
-    write_mp4(tmp_path / "a.mp4", clip, 24)
-    write_mp4(tmp_path / "b.mp4", map(Image.fromarray, clip), Fraction(24))
+    write_mp4(tmp_path / "a.mp4", clip, Fraction(24))
+    write_mp4(tmp_path / "b.mp4", map(Image.fromarray, clip), np.float32(24))
     a, b = (torch.stack(list(Clip(tmp_path / name))) for name in ("a.mp4", "b.mp4"))
     assert len(a) == 5 and torch.equal(a, b)
     for rate in (None, "24", float("nan"), True):
@@ -216,6 +216,9 @@ def test_latent_files_by_the_vae(vae, tmp_path, noise):
             write_latent(tmp_path / wrong, z)
     with pytest.raises(InputError, match=r"a latent is a tensor or a numpy array, not list"):
         write_latent(tmp_path / "z.safetensors", [z])
+    for other in (z.int(), z.numpy().astype(np.uint8)):
+        with pytest.raises(InputError, match=r"a latent is a tensor of floats, not torch\.(int32|uint8)"):
+            write_latent(tmp_path / "z.safetensors", other)
 
 
 def test_frames_share_memory_where_they_can(clip):

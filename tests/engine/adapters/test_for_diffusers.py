@@ -222,6 +222,16 @@ def test_pieces_of_long_clips(make, noise, latents, settings):
     assert mine.shape == found.shape and mine.sub(found).abs().max() < 4e-5 * found.std()
 
 
+def test_pieces_of_no_whole_latents_are_refused(make, noise):
+    """Their frames would be other ones in silence, and too few or too many."""
+    theirs, _ = make("hunyuan")
+    theirs.tile_sample_min_num_frames = 18
+    ours = for_diffusers(theirs)
+    for call, given in ((ours.decode, noise(1, 16, 6, 2, 4)), (ours.encode, noise(1, 3, 21, 16, 32))):
+        with pytest.raises(InputError, match=r"tile_sample_min_num_frames=18: .*; give a multiple of 4"):
+            call(given)
+
+
 @pytest.mark.parametrize(("name", "why"), [
     ("hunyuan", "it has attention to earlier frames of a clip, which only plain torch does"),
     ("cogvideox", "its norms span batches of a clip, which only plain torch does"),

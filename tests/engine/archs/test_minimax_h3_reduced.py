@@ -95,6 +95,22 @@ def to_diffusers(tensors):
     return out
 
 
+@pytest.mark.parametrize(("name", "to", "why"), [
+    ("decoder.register_tokens", None, r"lacks|missing"),
+    ("decoder.transformer_blocks.1.attn.to_q.weight", (100, 128), r"\[100, 128\].* no heads of 64 channels"),
+    ("decoder.transformer_blocks.0.attn.to_v.bias", (64,), r"\[64\], which are no heads of 64 channels"),
+])  # fmt: skip
+def test_damaged_files_under_diffusers_names(name, to, why):
+    tensors = to_diffusers(made(replace(CONFIG, encoder_widths=None, width=128)))
+    assert name in tensors
+    if to is None:
+        del tensors[name]
+    else:
+        tensors[name] = torch.zeros(to)
+    with pytest.raises(CheckpointError, match=why):
+        loaded(tensors)
+
+
 @pytest.mark.parametrize("half", ["decoder", "both"])
 def test_diffusers_names(half, tmp_path):
     """Of a file of one half, as LightX2V's are, and of both."""

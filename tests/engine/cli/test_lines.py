@@ -1,5 +1,6 @@
 """A table of command lines, right ones and wrong ones as people write them, each with its exit code and first line."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -109,6 +110,20 @@ def test_a_family_is_found_in_models_vae(line, tmp_path):
     assert code == 0 and "ema_vae_fp16.safetensors" in out and "flux" not in out
     (folder / "seedvr2_vae.safetensors").write_bytes((folder / "ema_vae_fp16.safetensors").read_bytes())
     assert "there are ema_vae_fp16.safetensors, seedvr2_vae.safetensors" in line(f"{decode} --force")[2]
+
+
+@pytest.mark.parametrize(("vae", "precision", "plain", "timed"), [
+    ("wan2.1", "auto", False, True), ("wan2.1", "fp16_fast", False, False), ("taesd", "auto", True, False),
+    ("ltx-diffusion", "fp16_fast", False, False),
+])  # fmt: skip
+def test_a_table_says_what_plan_says(line, vae, precision, plain, timed):
+    """The time of the form that layers have on the card, and plain torch only where it runs."""
+    size = "--card 5070ti --size 1280x720"
+    rows = json.loads(line(f"fits {vae} {size} --precision {precision} --json -")[1])["rows"]
+    assert [("plain torch" in row["decode"], row["expected"] != "not timed") for row in rows] == [(plain, timed)]
+    if timed:
+        seconds = rows[0]["expected"].split(" to ")
+        assert f"expected {seconds[0]} to {seconds[1]} (" in line(f"plan --vae {vae} {size}")[1]
 
 
 @pytest.mark.gpu

@@ -19,6 +19,7 @@ from zerowaste_vae.engine.network.ops.shortcut import ShortcutUp
 from zerowaste_vae.engine.network.program import STEP, TILES, Program
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
+from zerowaste_vae.engine.planning.launches import uniform
 from zerowaste_vae.engine.precision.forms import Operands
 from zerowaste_vae.engine.precision.policy import Policy, eligible
 from zerowaste_vae.engine.runtime.handover import hand_over, take_over
@@ -138,12 +139,15 @@ def test_tuning_leaves_it_alone():
 
 @pytest.mark.parametrize(("name", "precision", "kind", "word"), [
     ("seedvr2", torch.float16, Policy(), None), ("seedvr2", torch.float16, Policy(half_accumulate=True), "in fp16"),
-    ("seedvr2", torch.float16, Policy({"decoder.mid_block.resnets.0.conv1": "fp8"}), "in 8 bit"),
+    ("seedvr2", torch.float16, Policy({"decoder.mid_block.resnets.0.conv1": "fp8"}), None),
+    ("seedvr2", torch.float16, "fp8", "in 8 bit"),
     ("ltx", torch.bfloat16, Policy(), "LTX lost 3.3 dB"),
-], ids=["fp16", "fp16_fast", "fp8", "ltx"])  # fmt: skip
+], ids=["fp16", "fp16_fast", "one in fp8", "fp8", "ltx"])  # fmt: skip
 def test_why_a_component_has_none(name, precision, kind, word):
     one = by_name(name)
     walk = FusedWalk(one, one.published.config, precision, WINOGRAD)
+    if not isinstance(kind, Policy):
+        kind = uniform(one.program("decoder", one.published.config), kind)
     walk.use("decoder", kind)
     why = walk.no_winograd("decoder")
     assert why is None if word is None else word in why
