@@ -220,6 +220,7 @@ class LatentWriter:
         self.path = Path(path)
         self._waiting: BinaryIO | None = None
         self._shape: list[int] = []
+        self._note: dict[str, str] = {}
 
     def __enter__(self) -> LatentWriter:
         with naming(self.path):
@@ -231,21 +232,31 @@ class LatentWriter:
         with suppress(OSError) if kind is not None else naming(self.path):
             self._waiting.close()
 
-    def write(self, latent: torch.Tensor) -> None:
-        """Add latents [1, C, n, h, w]."""
-        _, channels, count, *size = latent.shape
+    def write(self, latent: LatentLike) -> None:
+        """Add latents [1, C, n, h, w], all of one C, h and w. The first one's note of the VAE that made it goes into
+        the file. Raises InputError for anything else than floats of such a shape."""
+        note, latent = latent_note.found(latent), as_tensor(latent, "a latent")
+        check_dense(latent, "a latent")
+        given = list(latent.shape)
+        if latent.ndim != 5 or given[0] != 1 or not latent.is_floating_point():
+            raise InputError(f"{self.path}: each part is floats [1, channels, time, height, width], not {latent.dtype} "
+                             f"{given}")  # fmt: skip
         if not self._shape:
-            self._shape = [1, channels, 0, *size]
-        self._shape[2] += count
+            self._shape, self._note = [*given[:2], 0, *given[3:]], note
+        if (given[1], *given[3:]) != (self._shape[1], *self._shape[3:]):
+            raise InputError(f"{self.path}: a part of {given} does not fit those before, {self._shape}")
+        self._shape[2] += given[2]
         with naming(self.path):
-            self._waiting.write(latent[0].transpose(0, 1).float().contiguous().numpy().tobytes())
+            self._waiting.write(latent[0].transpose(0, 1).float().cpu().contiguous().numpy().tobytes())
 
     @property
     def shape(self) -> torch.Size:
         return torch.Size(self._shape)
 
     def finish(self, metadata: Mapping[str, str] | None = None) -> None:
-        """Write the file in its place; call this inside the `with`."""
+        """Write the file in its place; call this inside the `with`. Raises InputError where nothing was written."""
+        if not self._shape:
+            raise InputError(f"{self.path}: no latents were written")
         _, channels, count, height, width = self._shape
         size = 4 * math.prod(self._shape)
         tensor = {"dtype": "F32", "shape": self._shape, "data_offsets": [0, size]}
@@ -254,8 +265,8 @@ class LatentWriter:
             header: dict[str, Any] = {"latent_tensor": tensor, "latent_format_version_0": marker}
         else:
             header = {"latent": tensor}
-        if metadata:
-            header["__metadata__"] = dict(metadata)
+        if notes := {**self._note, **(metadata or {})}:
+            header["__metadata__"] = notes
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         with replacing(self.path) as temporary, temporary.open("wb") as out:

@@ -211,7 +211,7 @@ def _cure() -> str:
     if torch.version.cuda is not None or torch.version.hip is not None or not _has_nvidia():
         return ""
     command = f"pip install --force-reinstall torch --index-url {CUDA_WHEELS}"
-    return f"this torch is a build for CPUs alone; for an NVIDIA GPU: {Path(sys.executable).stem} -m {command}"
+    return f'this torch is a build for CPUs alone; for an NVIDIA GPU: "{sys.executable}" -m {command}'
 
 
 def _has_nvidia() -> bool:

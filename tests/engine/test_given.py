@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 from zerowaste_vae import InputError, LatentFile, LatentWriter, load, read_latent, write_latent, write_mp4
 from zerowaste_vae.engine.execution.progress import Callbacks
+from zerowaste_vae.engine.media import latent_note
 from zerowaste_vae.engine.media.clips import Clip
+from zerowaste_vae.engine.media.latents import latent_metadata
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.request import as_frames, check_latent, check_video
 
@@ -219,6 +221,25 @@ def test_latent_files_by_the_vae(vae, tmp_path, noise):
     for other in (z.int(), z.numpy().astype(np.uint8)):
         with pytest.raises(InputError, match=r"a latent is a tensor of floats, not torch\.(int32|uint8)"):
             write_latent(tmp_path / "z.safetensors", other)
+
+
+def test_parts_of_a_latent_file(vae, tmp_path, noise, clip):
+    """The file has the note of the VAE, and no part that does not fit is taken in silence."""
+    path = tmp_path / "w.safetensors"
+    with LatentWriter(path) as writer:
+        with pytest.raises(InputError, match="no latents were written"):
+            writer.finish()
+        for part in vae.encode_stream([clip]):
+            writer.write(part)
+        for wrong in (noise(2, 16, 1, 2, 2), noise(16, 1, 2, 2), noise(1, 16, 1, 2, 2).int()):
+            with pytest.raises(InputError, match=r"each part is floats \[1, channels, time, height, width\], not"):
+                writer.write(wrong)
+        with pytest.raises(InputError, match=r"of \[1, 16, 1, 2, 2\] does not fit those before, \[1, 16, 2, 2, 3\]"):
+            writer.write(noise(1, 16, 1, 2, 2))
+        writer.finish({"fps": "24"})
+    z, notes = vae.encode(clip), latent_metadata(path)
+    assert torch.equal(read_latent(path, vae), z)
+    assert notes.pop("fps") == "24" and notes == latent_note.found(z) and notes["family"] == vae.arch
 
 
 def test_frames_share_memory_where_they_can(clip):

@@ -2,6 +2,7 @@
 
 import builtins
 import platform
+import sys
 from dataclasses import replace
 
 import pytest
@@ -124,6 +125,7 @@ def test_a_torch_for_cpus_alone_has_a_cure(monkeypatch, build, driver, said):
     monkeypatch.setattr(hardware, "_has_nvidia", lambda: driver)
     cure = hardware.survey().cure
     assert bool(cure) == said
+    assert not said or f'"{sys.executable}" -m pip' in cure
     assert not said or cure.endswith("-m pip install --force-reinstall torch --index-url " + hardware.CUDA_WHEELS)
     from zerowaste_vae.engine.cli.info import describe_hardware
 
