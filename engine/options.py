@@ -17,7 +17,7 @@ OFF = "switched off"
 #: The reason for toggles that are off until the user switches them on.
 BY_DEFAULT = "off by default"
 #: The reason for the Winograd form where nobody asked for it.
-BY_CARD = "not asked for, and by the table of cards this one does not wait for products"
+BY_CARD = "not asked for, and by the table of cards this one gains no time by it"
 #: Toggles of three states: None leaves them to a rule.
 _BY_RULE = ("channels_last_3d", "winograd")
 

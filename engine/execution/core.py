@@ -279,12 +279,12 @@ class Core(Calls):
     ) -> Plan:
         """Return a plan. size, rest, check, drawn: as for `Planner.plan`. below: take the first plan whose peak is less
         than so many bytes, whatever is free; 0: the one for the free memory. made: a plan for the same clip, kept where
-        it still fits."""
+        it still fits and is in the tiles that are asked for."""
         self.planner.walk.rates = kept.rates(self.device)
         beside, limits = self._packed(other_half(half)), self._limits(half, request)
         if below:
             limits = limits.below(below - beside)
-        elif made is not None and limits.hold(made):
+        elif made is not None and limits.hold(made) and (half == "encoder" or made.tiles_as(request)):
             return made.with_beside(beside)
         return self.planner.plan(half, size, request, limits, rest, check, drawn).with_beside(beside)
 

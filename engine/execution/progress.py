@@ -61,10 +61,10 @@ class Bar:
     """A progress callback that shows a bar of tqdm: in a terminal, or as a widget in a notebook. It is closed when all
     is done, or when it is dropped."""
 
-    def __init__(self, label: str = "") -> None:
+    def __init__(self) -> None:
         from tqdm.auto import tqdm
 
-        self._bar = tqdm(desc=label or None, unit="chunk")
+        self._bar = tqdm(unit="chunk")
 
     def __call__(self, done: int, total: int) -> None:
         self._bar.total = total or None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from ..network.steps import Steps
 from ..network.tiles import Grid
+from ..request import NATIVE_BLENDS, Request
 from ..runtime.parking import Parking
 from ..system.memory import in_gb
 from ..system.words import REFERENCE, html_table, many
@@ -90,6 +91,11 @@ class Plan:
     def plain(self) -> bool:
         """Check if plain torch runs the plan, not the fused kernels or a transformer's layers."""
         return not self.fused and not (self.own and self.own.layers)
+
+    def tiles_as(self, request: Request) -> bool:
+        """Check if this plan of a decode has the native tiles that a request asks for; others have the defaults."""
+        blend, trained = (NATIVE_BLENDS[0], False) if self.own is None else (self.own.blend, self.own.trained)
+        return (blend, trained) == (request.native_blend, request.trained)
 
     @property
     def bare(self) -> bool:

@@ -168,6 +168,8 @@ def test_trained_tiles_are_used_where_they_are_named(lynnreal, noise):
     assert "as it was trained" in lynnreal.last_report.plan and not torch.equal(usual, trained)
     # A tile each: 208 of 288 pixels, 128 shared.
     a, b = (lynnreal.decode(z[..., at : at + 13], range="signed") for at in (0, 5))
+    family = lynnreal.plan_decode(1, 14, 18)  # of other tiles than those that are asked for: not followed
+    assert torch.equal(lynnreal.decode(z, plan=family, native_tiles="trained", range="signed"), trained)
     mix(a[:, :, :, -128:], b[:, :, :, :128], 3)
     torch.testing.assert_close(trained, torch.cat((a[:, :, :, :80], b), 3), rtol=0, atol=1e-6)
 
@@ -188,6 +190,8 @@ def test_other_decoders_have_no_trained_tiles(vae):
     for other in (vae, loaded(made())):
         with pytest.raises(InputError, match="native_tiles='trained' is for decoders that were trained in other tiles"):
             other.plan_decode(1, 8, 8, native_tiles="trained")
+    with pytest.raises(InputError, match="native_blend is for VAEs that tile themselves"):
+        vae.decode(torch.zeros(1, 16, 1, 2, 2), plan=vae.plan_decode(1, 2, 2), native_blend="separate")
     with pytest.raises(InputError, match="native_tiles='own' is not one of family, trained"):
         vae.plan_decode(1, 8, 8, native_tiles="own")
 
