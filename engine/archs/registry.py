@@ -67,10 +67,9 @@ KEY_SETS = (
     kl.FLUX2.keys, kl.SD.keys, hunyuan_refiner.ARCHITECTURE.keys, kl.FLUX.keys, *unsupported.OTHERS,
 )  # fmt: skip
 #: The first name of each. Flux.2's is left out: its files have Flux's, too, and many other networks have such norms;
-#: numbers alone are names of too many.
-_ANCHORS = {
-    names[0] for k in KEY_SETS if k not in (kl.FLUX2.keys, tae.HALVES, *unsupported.NEIGHBOURS) for names in k.keys
-}
+#: numbers alone are names of too many, and so are those of a transformer's products.
+_COMMON = kl.FLUX2.keys, tae.HALVES, minimax_h3.DIFFUSERS, *unsupported.NEIGHBOURS
+_ANCHORS = {names[0] for k in KEY_SETS if k not in _COMMON for names in k.keys}
 _ENDINGS = tuple(f".{name}" for name in sorted(_ANCHORS))
 
 

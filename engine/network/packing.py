@@ -57,4 +57,4 @@ class Repacked(PackedLatents):
         self._buffers.clear()
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
-        return torch.zeros((), device="cpu"), torch.ones((), device="cpu")
+        return torch.zeros((), dtype=torch.float32, device="cpu"), torch.ones((), dtype=torch.float32, device="cpu")

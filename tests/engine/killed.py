@@ -44,7 +44,8 @@ def left(out: Path) -> int:
 
 
 def run(vae: str, latent: str, out: str, kills: int) -> dict[str, object]:
-    common = [latent, "--vae", vae, "--device", "cpu", "--chunk", "1", "--fps", "8"]
+    common = [latent, "--vae", vae, "--device", "cpu", "--chunk", "1"]
+    common += ["--fps", "8"] if out.endswith(".mp4") else []
     start = time.monotonic()
     whole = str(Path(out).with_name(f"whole{Path(out).suffix}"))
     os.waitpid(begun(["decode", common[0], whole, *common[1:]]), 0)

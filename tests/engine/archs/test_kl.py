@@ -250,7 +250,7 @@ def test_the_commands_take_pictures(tiny, tmp_path, monkeypatch, capsys, caplog)
         assert main(["decode", "z.safetensors", out, "--vae", vae, "--quiet"]) == 2
         assert reason in capsys.readouterr().err
     assert main(["plan", "--size", "64x64", "--vae", vae, "--precision", "bf16", "--vram-gb", "2", "--plain"]) == 0
-    assert "64x64, 1 frames" in capsys.readouterr().out
+    assert "64x64, 1 frame," in capsys.readouterr().out
 
 
 def test_decoder_only_files(tiny, noise, tmp_path):

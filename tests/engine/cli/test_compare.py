@@ -94,7 +94,7 @@ def test_iter_frames_equals_read_video():
         (("large.safetensors", "a"), "large.safetensors: frame 0: the frames reach 2"),
         (("folder.safetensors", "a"), "folder.safetensors: is a folder, not a file"),
         (("a", "a", "--rows", "96"), "row 96"),
-        (("a", "a", "--tile", "15"), "tile=15"),
+        (("a", "a", "--tile", "15"), "--tile 15"),
         (("a", "a", "--chunk", "-1"), "--chunk -1"),
         (("a", "a", "--json", "nowhere/c.json"), "nowhere"),
     ],

@@ -141,7 +141,7 @@ def test_what_is_full_is_not_the_output(monkeypatch, capsys):
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("zerowaste_vae.engine.cli.plan._planner", full)
+    monkeypatch.setattr("zerowaste_vae.engine.cli.plan.planner_of", full)
     assert main(["plan", "--size", "64x64", "--frames", "5"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said == f"zerowaste-vae: error: [Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}"

@@ -7,7 +7,7 @@ from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
 from zerowaste_vae.engine.kernels.conv3d.tuned import Kind, held, offer, table, version
 
 CPU = torch.device("cpu")
-KIND = Kind("direct", "float16", "f32", 16, 32, True, 1, 3, False, True)
+KIND = Kind("float16", "f32", 16, 32, True, 1, 3, False, True)
 OTHER = Schedule(64, 32, 16, 4, 2)
 
 

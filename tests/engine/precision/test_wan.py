@@ -265,8 +265,8 @@ def test_calibration(file, noise, tmp_path, capsys, monkeypatch):
     c, h, w = SIZES[version]
     z = noise(1, c, 2, h, w)
     save_file({"latent": z}, tmp_path / "z.safetensors")
-    assert main(["calibrate", str(path), "--latent", str(tmp_path / "z.safetensors"), "--ranges-only", "--quiet",
-                 "--device", "cpu"]) == 0  # fmt: skip
+    assert main(["calibrate", str(path), "--latent", str(tmp_path / "z.safetensors"), "--ranges-only", "--device",
+                 "cpu"]) == 0  # fmt: skip
     out = capsys.readouterr().out
     assert "decoder: ranges of" in out
     assert "all in int8" in out and "dB against bf16" in out

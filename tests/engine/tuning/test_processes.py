@@ -19,7 +19,7 @@ from zerowaste_vae.engine.tuning.processes import Gpu, Pool, Worker
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="compiling needs Triton")
 KIND = Kind("float16", "f32", 16, 16, False, 1, 3, False, False)
-LAYER = Layer(KIND, 0.5, (1, 3, 3), (1, 1, 1), 0, False, False, (1, 1, 1), (0, 0), 1, (64, 64), 0, False, False, 1,
+LAYER = Layer(KIND, 0.5, (1, 3, 3), (1, 1, 1), 0, False, (1, 1, 1), (0, 0), 1, (64, 64), 0, False, False, 1,
               "float16")  # fmt: skip
 
 

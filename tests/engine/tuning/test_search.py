@@ -12,7 +12,7 @@ TILES = [Schedule(128, 128, 64, warps, stages) for warps in (4, 8) for stages in
 
 def layer(outputs):
     kind = Kind("float16", "f32", 128, outputs, False, 1, 3, False, True)
-    return Layer(kind, 0.5, (3, 3, 3), (1, 1, 1), 0, False, False, (1, 1, 1), (0, 0), 1, (64, 64), 32, True, False, 1,
+    return Layer(kind, 0.5, (3, 3, 3), (1, 1, 1), 0, False, (1, 1, 1), (0, 0), 1, (64, 64), 32, True, False, 1,
                  "float16")  # fmt: skip
 
 
