@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Sizes that are asked for by default, of videos and of pictures, and frames of a clip (of VAEs that decode it whole).
 CLIPS, PICTURES = ("1280x720", "1920x1080"), ("1024x1024", "2048x2048")
 FRAMES, JOINED = 81, 25
-_HEADS = ("VAE", "size", "frames", "decode", "expected")
+_HEADS = ("VAE", "size", "frames", "decode", "expected (computed)")
 
 
 @dataclass(frozen=True)
