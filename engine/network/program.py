@@ -149,6 +149,15 @@ class Step:
         return ()
 
 
+def work_of(steps: tuple[Step, ...], size: Size, style: Style) -> Work:
+    """Return the work of steps one after the other; size: of the first one's input."""
+    total = Work()
+    for step in steps:
+        total += step.work(size, style)
+        size = step.size(size, True)
+    return total
+
+
 class Resampling(Step):
     """A step to another resolution, and if `temporal` to another frame rate by the same factor."""
 
@@ -371,11 +380,7 @@ class Program:
 
     def work(self, frames: int, height: int, width: int) -> Work:
         """Return the work of a whole clip."""
-        size, total = Size(frames, height, width, self.takes), Work()
-        for step in self.steps:
-            total += step.work(size, self.style)
-            size = step.size(size, True)
-        return total
+        return work_of(self.steps, Size(frames, height, width, self.takes), self.style)
 
     def eligible(self, least: int) -> list[str]:
         """Return the keys of the convolutions that may take 8-bit operands, with at least `least` channels."""

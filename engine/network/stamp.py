@@ -79,7 +79,7 @@ class Stamp:
         """
         if self._network() is not network:
             return False
-        # Loops, not any(): each call waits for them, and a generator takes half as long again.
+        # Loops, not any(): every call waits for this, and generators are slower.
         for place, name, known in self._layers:
             if (layer := place.get(name)) is None or layer is not known():
                 return False

@@ -16,7 +16,7 @@ from ...precision.forms import Operands
 from ...runtime.context import ExecutionContext
 from ...runtime.weights import Conv
 from ..chain import Link, given, pack_chain, through
-from ..program import Step
+from ..program import Step, work_of
 from ..state import State
 from ..values import CAUSAL, Result, Size, Style, Sums, Taps, Work
 from .shortcut import mean
@@ -174,9 +174,5 @@ class Around(Step):
         return Taps(*map(sum, zip(*(s.taps(style) for s in self.steps), strict=True)))
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
-        total = Work()
-        for step in self.steps:
-            total += step.work(size, style)
-            size = step.size(size, True)
-        return total
+        return work_of(self.steps, size, style)
 

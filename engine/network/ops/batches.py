@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..program import Step
+from ..program import Step, work_of
 from ..state import State
 from ..values import CAUSAL, Size, Style, Taps, Work
 
@@ -68,8 +68,4 @@ class Batches(Step):
         return Taps(math.inf, math.inf)
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
-        total = Work()
-        for step in self.steps:
-            total += step.work(size, style)
-            size = step.size(size, True)
-        return total
+        return work_of(self.steps, size, style)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..program import Step
+from ..program import Step, work_of
 from ..state import State
 from ..values import CAUSAL, Size, Style, Work
 
@@ -48,8 +48,5 @@ class EachPicture(Step):
         return up, down
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
-        total, one = Work(), size._replace(frames=self.copies)
-        for step in self.steps:
-            total += step.work(one, style)
-            one = step.size(one, True)
-        return Work(*(size.frames * part for part in total))
+        one = work_of(self.steps, size._replace(frames=self.copies), style)
+        return Work(*(size.frames * part for part in one))
