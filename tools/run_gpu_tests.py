@@ -86,13 +86,13 @@ class Run:
 
     def alone(self, name: str) -> bool:
         """Run one test by itself; return whether it failed again."""
-        return self.out_of_time() or bool(self._tests([name], gpus()[0], shown=True))
+        return self.out_of_time() or bool(self._tests([name], gpus()[0]))
 
     def out_of_time(self) -> bool:
         """Return whether no further process may begin."""
         return time.monotonic() > self._end - LAST
 
-    def _tests(self, names: list[str], device: str, shown: bool = False) -> list[str]:
+    def _tests(self, names: list[str], device: str) -> list[str]:
         with tempfile.TemporaryDirectory() as folder:
             passed, begun = Path(folder) / "passed", time.monotonic()
             command = [sys.executable, "-m", "pytest", *USUAL, f"--passed={passed}", *names]
@@ -110,7 +110,7 @@ class Run:
             self._done.write_text("".join(f"{name}\n" for name in sorted(self.passed)), encoding="utf-8")
             files = ", ".join(dict.fromkeys(Path(name.partition("::")[0]).stem for name in names))
             print(f"{time.monotonic() - begun:6.0f} s  {len(known)} passed, {len(failed)} failed{ended}: {files}")
-            print(text[-3000:] if shown and failed else "", end="", flush=True)
+            print(text[-3000:] if failed else "", end="", flush=True)
         return failed
 
 
