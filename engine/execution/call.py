@@ -33,6 +33,7 @@ from . import clip
 from .components import other_half
 from .core import Core
 from .guard import Guard, NonFinite, scoped
+from .identity import WeightsChanged
 from .noise import words_of_noise
 from .progress import OnPlan, Ticker
 from .results import Finished, Results
@@ -166,8 +167,9 @@ def _survive(
     # A clip keeps the schedules that it began with.
     half, tried = f"{report.operation}r", list[Plan]()
     tuning.of(core.device, core.kernels(half))
-    with core._claimed(half) as vae, report.measured(core.device), held(core.device):
+    with core._claimed(half, confirms=True) as vae, report.measured(core.device), held(core.device):
         report.precision = vae.precision
+        own, guard.confirm = vae, vae.confirm
         while True:
             try:
                 with report.stage("plan"):
@@ -182,6 +184,11 @@ def _survive(
                 last = yield from scoped(functools.partial(vae._scope, half), tries)
             except NonFinite as error:
                 where = error.where
+            except WeightsChanged:
+                vae = own
+                vae._follow(half)
+                report.precision = vae.precision
+                continue
             except Exception as error:
                 if not vae._without_kernels(half, error):
                     raise
@@ -343,6 +350,7 @@ def _pack(vae: Core, report: Report, half: str, plan: Plan) -> None:
     """Compile the kernels of "decoder" or "encoder" and pack its weights, if they are not packed, timed as a stage of
     its own."""
     if not vae._fused.packed_bytes(half):
+        vae.confirm()
         with report.stage("weights"):
             with vae._choices.loading(half):
                 vae._fused.pack(half, plan.own_bytes)

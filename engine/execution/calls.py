@@ -54,13 +54,13 @@ class Calls(Following):
         return getattr(self._own, "report", self._latest)
 
     @contextmanager
-    def _claimed(self: T, half: str) -> Iterator[T]:
+    def _claimed(self: T, half: str, confirms: bool = False) -> Iterator[T]:
         """Yield this VAE for one call of "encoder" or "decoder". Where another call has it, in any thread, yield one
         with the same weights that packs and plans for itself: calls share nothing that they write to, and none waits
-        for another."""
+        for another. confirms: the caller calls `confirm`, and may begin with what is packed before that."""
         if self._busy.acquire(blocking=False):
             try:
-                self._follow(half)
+                self._follow(half, values=not (confirms and self._fused.packed_bytes(half)))
                 refused = decided(self._options, self.device) != self._decided
                 eighth = self._mixed.mode.kind and self.architecture.own is None
                 if refused or (eighth and self._no_8_bit() is not None):

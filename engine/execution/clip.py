@@ -293,6 +293,7 @@ def _unfinished(
 
     def emit(results: Tensor, health: Tensor) -> None:
         nonlocal first
+        guard.confirm()
         at, count = first, results.shape[0]
         first += count
         done, wanted = guard.skip(part, at, count), min(count, end() - at)

@@ -215,11 +215,17 @@ class Core(Calls):
         """Choose the operands of a component for a clip before it is planned, or take those `given`; return True if
         they changed."""
         program = getattr(self.model, half).program
+
+        def confirmed(*there: torch.device) -> list[Tensor]:
+            if not there:
+                self.confirm()  # the model runs: scales are made of its weights
+            return samples(*there)
+
         if program.scales or program.why_not_fused() or (self.architecture.own is not None and self.fused() is None):
             return False  # its products' inputs are scaled as they come, or plain torch runs
         if given is None or self._mixed.mode.plain:
             with torch.no_grad(), self._scope(half):
-                given = self._mixed.settle(half, samples)
+                given = self._mixed.settle(half, confirmed)
         return self._fused.use(half, given)
 
     def settled(self, half: str, samples: Callable[..., list[Tensor]]) -> Policy:

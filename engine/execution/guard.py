@@ -71,6 +71,8 @@ class Guard:
         #: The result for which the current part began, and the steps whose chunks it keeps to (None: its own).
         self.origin = 0
         self.chunks: Steps | None = None
+        #: Raises an error unless the run's results are those of the present weights; called before any is delivered.
+        self.confirm: Callable[[], None] = lambda: None
         #: No other device makes parts of the same results. Otherwise parts keep to their own chunks, by which the
         #: shares of devices are weighed.
         self.alone = True

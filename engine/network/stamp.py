@@ -72,10 +72,11 @@ class Stamp:
 
     @as_usual()
     @torch.no_grad()
-    def holds(self, network: nn.Module, half: str = "") -> bool:
+    def holds(self, network: nn.Module, half: str = "", values: bool = True) -> bool:
         """Check whether `network` is the one that this was made of, with the same layers and weights.
 
-        half: "encoder" or "decoder" leaves out the values of the other one.
+        half: "encoder" or "decoder" leaves out the values of the other one. values: compare them; without, it takes a
+        fraction of the time, and a write that torch does not count goes unseen.
         """
         if self._network() is not network:
             return False
@@ -99,12 +100,11 @@ class Stamp:
             tensors[part].append(t)
         if not self._values:
             self._look(tensors)
-            return True
-        parts = ("", half) if half in HALVES else self._values
-        # Piece by piece, so that memory is taken again that is in a CPU's cache.
-        pieces = ((self._values[part], values_of(tensors[part])) for part in parts)
-        if not all(then == now for known, found in pieces for then, now in itertools.zip_longest(known, found)):
-            return False
+        elif values:
+            parts = ("", half) if half in HALVES else self._values
+            pieces = ((self._values[part], values_of(tensors[part])) for part in parts)
+            if not all(then == now for known, found in pieces for then, now in itertools.zip_longest(known, found)):
+                return False
         self._writes = writes  # a tensor that was moved may count its writes now, or no longer
         return True
 
@@ -118,7 +118,19 @@ def _by_part(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, list[Tensor]]:
 
 
 def values_of(tensors: list[Tensor]) -> Iterator[bytes]:
-    """Yield what a Stamp compares of tensors, in pieces. It does not depend on their devices and layouts."""
+    """Yield what a Stamp compares of tensors, in pieces. It does not depend on their devices and layouts.
+
+    On a CPU a piece is made when it is asked for, in memory that is still in the cache; a GPU makes all, and is waited
+    for once."""
+    pieces = (_joined(lines) for lines in _lines_of(tensors))
+    if gpus := {t.device for t in tensors if t.is_cuda}:
+        pieces = iter(_brought(list(pieces), gpus))
+    for piece in pieces:
+        yield piece.view(torch.uint8).numpy().tobytes()
+
+
+def _lines_of(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the compared values of tensors as lists of tensors on their devices; each list makes a piece."""
     lines: list[Tensor] = []
     sums: list[Tensor] = []
     runs: list[Tensor] = []
@@ -136,25 +148,39 @@ def values_of(tensors: list[Tensor]) -> Iterator[bytes]:
         yield from _gathered(kind)
 
 
-def _gathered(lines: list[Tensor]) -> Iterator[bytes]:
-    """Yield the bytes of tensors of one type after the other; with few launches, and waits, where a GPU holds them."""
+def _gathered(lines: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield tensors of one type, up to AT_ONCE bytes of them at a time."""
     waiting: list[Tensor] = []
     size = 0
     for line in lines:
         more = line.nbytes
         if waiting and (size + more > AT_ONCE or line.dtype != waiting[0].dtype):
-            yield _bytes(waiting)
+            yield waiting
             waiting, size = [], 0
         waiting.append(line)
         size += more
     if waiting:
-        yield _bytes(waiting)
+        yield waiting
 
 
-def _bytes(lines: list[Tensor]) -> bytes:
+def _joined(lines: list[Tensor]) -> Tensor:
+    """Return tensors as one in host memory; from a GPU it is on its way."""
     if len({line.device for line in lines}) > 1:
         lines = [line.cpu() for line in lines]
-    return torch.cat(lines).cpu().view(torch.uint8).numpy().tobytes()
+    joined = torch.cat(lines)
+    if not joined.is_cuda:
+        return joined
+    try:
+        return joined.to("cpu", non_blocking=True)  # torch takes page-locked memory for it
+    except RuntimeError:  # which may be refused
+        return joined.cpu()
+
+
+def _brought(pieces: list[Tensor], devices: Iterable[torch.device]) -> list[Tensor]:
+    """Return the pieces when they have come from their devices."""
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+    return pieces
 
 
 def _sums(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from zerowaste_vae import load
 from zerowaste_vae.engine.distributed.consistency import of_network
+from zerowaste_vae.engine.execution.core import Core
+from zerowaste_vae.engine.execution.guard import Guard
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.precision.digest import of_network as digest_of
 from zerowaste_vae.engine.runtime import graphs
@@ -242,3 +244,22 @@ def test_other_norm_groups_do_not_share_ranges(files, cache, noise):
     vae = load(files[0], "int8", "cpu", norm_groups=8)
     assert vae.store.table("decoder") is None
     assert torch.equal(vae.decode(z), expected)
+
+
+@pytest.mark.parametrize("tiling", ["untiled", "blended"])
+@pytest.mark.parametrize("change", [replaced, uncounted])
+def test_values_are_compared_while_the_first_chunk_runs(files, make, cache, noise, monkeypatch, change, tiling):
+    """What is packed runs at once; nothing of it comes out if the weights turn out to be others."""
+    z, options = noise(1, 16, 5, 6, 6), {"chunk": 1, "tiling": tiling, "tile": 32, "overlap": 16}
+    expected = [make(path, "bf16").decode(z, **options) for path in files]
+    vae, runs, finished = make(files[0], "bf16"), [], []
+    half, finish = Core._half, Guard.finish
+    monkeypatch.setattr(Core, "_half", lambda self, *a: runs.append(len(finished)) or half(self, *a))
+    monkeypatch.setattr(Guard, "finish", lambda self, *a: finished.append(a) or finish(self, *a))
+    for turn, changed in ((0, False), (0, False), (1, True), (1, False), (0, True)):
+        if changed:
+            change(vae)
+        runs.clear(), finished.clear()
+        assert torch.equal(vae.decode(z, **options), expected[turn])
+        assert runs == [0] * (2 if changed and change is uncounted else 1)
+        assert len(set(finished)) == len(finished)
