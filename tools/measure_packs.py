@@ -297,9 +297,9 @@ def checked(m: Measurement, figures: dict[str, Any], plans: list[Plan]) -> None:
     tiles = max(len(plan.grid) for plan in plans)
     m.must(f"whole frames in all of {len(plans)} batches" if tiles == 1 else f"{tiles} tiles a frame", tiles == 1)
     if figures["reserved_gb"] is not None:
-        most, held = m.asked.vram_gb + figures["held_gb"], figures["held_gb"]
-        m.must(f"{figures['reserved_gb']:.2f} GB reserved under a limit of {m.asked.vram_gb:g} beside {held:.2f} of the "
-               "upscaler's own", figures["reserved_gb"] <= most)  # fmt: skip
+        held, limit = figures["held_gb"], m.asked.vram_gb
+        m.must(f"{figures['reserved_gb']:.2f} GB reserved under a limit of {limit:g} beside {held:.2f} of the "
+               "upscaler's own", figures["reserved_gb"] <= limit + held)  # fmt: skip
         m.keeps(figures)
 
 
