@@ -5,6 +5,7 @@
     torchrun --standalone --nproc-per-node 2 tools/measure.py devices --frames 161
     python tools/measure.py stream --frames 3001 --decode 241 --mp4 clip.mp4
     python tools/measure.py changes --weights flux --runs 50
+    python tools/measure.py decoders --weights minimaxh3 --sizes 1344x768 --frames 90 --precisions int8
 
 Run it where the pack is importable as zerowaste_vae. Weights are seeded ones of a family's published widths, frames go
 to host memory. Each case prints a line once it is done.
@@ -17,6 +18,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import product
@@ -27,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from zerowaste_vae import VideoVAE, load
 from zerowaste_vae.engine.archs import by_name
-from zerowaste_vae.engine.bench.calls import Spread, in_turns, resident_bytes
+from zerowaste_vae.engine.bench.calls import Spread, in_turns, resident_bytes, time_calls
 from zerowaste_vae.engine.bench.metrics import psnr
 from zerowaste_vae.engine.bench.subject import check_size, copy_of, noise_latent, random_checkpoint, seeded_input
 from zerowaste_vae.engine.checkpoints import Checkpoint
@@ -64,6 +66,8 @@ def main(argv: list[str] | None = None) -> int:
     one.set_defaults(run=stream, encode=False, frames=3001)
     one = commands.add_parser("changes", parents=[common], help="the look for changed weights that begins every call")
     one.set_defaults(run=changes, encode=False, frames=1)
+    one = commands.add_parser("decoders", parents=[common], help="a family's published decoders of all sizes")
+    one.set_defaults(run=decoders, encode=False, frames=90)
     for each in commands.choices.values():
         each.add_argument("--frames", nargs="+", type=int, default=[each.get_default("frames")], metavar="N")
     asked = parser.parse_args(argv)
@@ -220,6 +224,29 @@ def changes(asked: argparse.Namespace) -> int:
             print(f"{asked.weights} {half} {vae.precision}, {size:.0f} MB on {home}, ms a call: "
                   f"{Spread.of(times[1:], 1e3)}", flush=True)  # fmt: skip
         del vae, stamp
+    return 0
+
+
+# -- decoders ----------------------------------------------------------------------------------------------------------
+
+
+def decoders(asked: argparse.Namespace) -> int:
+    """Time each decoder that a family has published, in its family's tiles and in those that it was trained in."""
+    family, device = by_name(asked.weights), torch.device(asked.device)
+    published = family.published
+    for config in dict.fromkeys((published.config, *(other for _, other in published.others))):
+        weights = random_checkpoint(replace(config, encoder_widths=None), architecture=family, device=device)
+        named = family.variant(config) or ("published" if config == published.config else "of other sizes")
+        for vae, size, frames, name in cases(asked, weights, device):
+            z = seeded_input(vae, "decoder", frames, *size)
+            trained = getattr(vae.model.decoder.program, "trained", None) is not None
+            for tiles in ("family", "trained") if trained else ("family",):
+                figures, _ = time_calls(partial(vae.decode, z, native_tiles=tiles), asked.runs, vae.device)
+                each = Spread(*(1e3 * figures[key] / frames for key in ("median_s", "low_s", "high_s")), asked.runs)
+                taken = "memory not measured" if figures["reserved_gb"] is None else f"{figures['reserved_gb']:.2f} GB"
+                print(f"{name}, {named}, tiles {tiles}: {each} ms a frame, first call "
+                      f"{figures['first_s']:.1f} s, {taken} ({vae.last_report.predicted_gb:.2f} stated); "
+                      f"{vae.last_report.plan}", flush=True)  # fmt: skip
     return 0
 
 

@@ -70,10 +70,12 @@ class StandIn(nn.Module):
         """Leave the parameter as it is: it tells the place of the runs."""
         return self
 
-    def frames_of(self, z: Tensor) -> Tensor:
-        """Decode raw latents [B, C, T, h, w] to frames [B, 3, F, H, W] in -1..1 and beyond, float32, on the CPU."""
+    def frames_of(self, z: Tensor, **options: Any) -> Tensor:
+        """Decode raw latents [B, C, T, h, w] to frames [B, 3, F, H, W] in -1..1 and beyond, on the CPU.
+
+        options: others of `VideoVAE.decode`, such as output="float16" (default: float32)."""
         scaled = z.detach().float() * self.vae.scale
-        return self.vae.decode(scaled, range="signed", any_vae=True, **self._options).movedim(-1, 1)
+        return self.vae.decode(scaled, range="signed", any_vae=True, **options, **self._options).movedim(-1, 1)
 
     def moments_of(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Encode frames [B, 3, F, H, W] in -1..1 to mean and log of the variance [B, C, T, h, w], float32, on the

@@ -87,3 +87,11 @@ def test_latents(tool, noise):
     many = tool.slow(few, 9)
     assert many.shape == (1, 4, 9, 2, 5)
     assert (many[:, :, ::4] - few).abs().max() < 1e-6 and (many.diff(dim=2).abs() <= few.diff(dim=2).abs().max()).all()
+
+
+def test_decoders(tool, measured, monkeypatch):
+    """Each decoder that a family has published."""
+    monkeypatch.setattr(tool, "random_checkpoint", lambda *_, **__: read_checkpoint(demo_vae_path()))
+    code, lines = measured("decoders", "--frames", "5", "--runs", "1")
+    line = rf"seedvr2 decode auto 32x16 x 5, published, tiles family: {SPREAD} ms a frame, .* stated\); plain torch.*"
+    assert code == 0 and len(lines) == 1 and re.fullmatch(line, lines[0])

@@ -32,6 +32,9 @@ def test_frames_are_those_of_a_cpu_and_offloading_frees_the_gpu(kind, noise):
     z = noise(1, 16, 2, 8, 8)
     frames = [torch.stack(list(one.decode(z)[0])) for one in (ours, same)]
     assert frames[0].sub(frames[1]).abs().max() < 0.1 * frames[1].std()
+    x = noise(1, 3, 5, 64, 64).tanh()
+    means = [one.moments_of(x.to(one.device))[0] for one in (ours, same)]
+    assert means[0].sub(means[1]).abs().max() < 0.1 * means[1].std()
     assert ours.vae.packed_bytes > 0
     ours.to("cpu")
     assert ours.vae.packed_bytes == 0

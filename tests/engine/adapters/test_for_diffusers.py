@@ -164,7 +164,9 @@ def test_what_pipelines_ask_of_it(make, noise, caplog, monkeypatch):
     ours = for_diffusers(theirs.to(torch.bfloat16), vram_gb=1)
     assert ours.config is theirs.config and ours.temperal_downsample == [False, True, True]
     assert (ours.dtype, ours.device.type) == (torch.bfloat16, "cpu")
-    assert ours.decode(noise(*shape).to(torch.bfloat16)).sample.dtype == torch.bfloat16
+    z = noise(*shape).to(torch.bfloat16)
+    brief, exact = ours.decode(z).sample, ours.decode(z.float()).sample
+    assert brief.dtype == torch.bfloat16 and brief.sub(exact).abs().max() <= 2**-8 * exact.abs().max()
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = ours.nothing
     with caplog.at_level("INFO"):
