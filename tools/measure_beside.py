@@ -6,10 +6,11 @@
 
 It needs what the tests in tests/host need (COMFYUI_DIR, COMFY_VENV), a GPU alone, and the pack as zerowaste_vae. The
 VAEs have random weights of published sizes, the model any. Each case is a workflow: the model runs, a latent is
-decoded, the model runs again. A line for each way to decode has the seconds of the decode with making room, those of
-the model's run behind it, the sum of both, those of the model's run before it, and the GB of the model that were on the
-card before and after the decode. Of our runs the first does not count, and of the others the one with the lowest sum
-does; ComfyUI's own decode runs once, since what counts is only what it leaves of the model.
+decoded, the model runs again. A line for each way to decode has the seconds of the decode with making room, of it those
+of the run alone, those of the model's run behind it, the sum of decode and that, those of the model's run before it,
+and the GB of the model that were on the card before and after the decode. Of our runs the first does not count, and of
+the others the one with the lowest sum does; ComfyUI's own decode runs once, since what counts is only what it leaves of
+the model.
 
 All cases pass under what Keep models says, then under ComfyUI's own decode, then without the model under as much memory
 as `auto` stated. Each line is printed, and OUT.json written, as soon as it is known: a run that is stopped loses
@@ -157,7 +158,7 @@ def figures(run: running.Run) -> dict[str, Any]:
     made |= {"again": first["ended"] - first["began"], "had": first["after"] / GIB, "kept": last["before"] / GIB}
     if shown := run.outputs.get("decode", {}).get("zerowaste"):
         report, facts = shown[0], shown[0]["plan_facts"]
-        made |= {"peak": facts["predicted_gb"], "run": report["total_seconds"], "load": report["load_seconds"]}
+        made |= {"peak": facts["predicted_gb"], "run": report["seconds"]["decode"], "load": report["load_seconds"]}
         made |= {"notes": report["notes"], "events": report["events"], "plan": facts}
     return made | {"whole": made["decode"] + made["next"]}
 
