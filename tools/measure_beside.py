@@ -24,6 +24,7 @@ import argparse
 import itertools
 import json
 import math
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -87,8 +88,9 @@ def main() -> int:
             speed = speeds.pageable if name == "pageable" else speeds.pinned
             with running.serving(base, running.newest(), pack, [HOST / "heavy_pack"], SERVERS[name]) as comfy:
                 for weights, latents in files.values():
-                    for file, place in ((weights, "models/vae"), *((latent, "input") for latent in latents)):
-                        (base / place / file.name).symlink_to(file)
+                    (base / "models" / "vae" / weights.name).symlink_to(weights)
+                    for latent in latents:  # ComfyUI refuses inputs that links name outside its folder
+                        shutil.copy(latent, base / "input" / latent.name)
                 every = [(case, latent) for case, (_, latents) in files.items() for latent in latents]
                 for ways, (case, latent) in itertools.product(passes, every):
                     print(f"{name}, {latent.stem}:", flush=True)
