@@ -131,8 +131,8 @@ class Comfy:
         arguments = [*device, "--listen", "127.0.0.1", "--port", str(self.port), "--base-directory", str(base)]
         arguments += ["--disable-api-nodes", "--database-url", "sqlite:///:memory:"]
         arguments += ["--disable-all-custom-nodes", "--whitelist-custom-nodes", *packs]
-        # The networks here are tiny: on a busy machine a second thread costs more in waiting than it computes.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        # Networks on a CPU here are tiny: on a busy machine a second thread costs more in waiting than it computes.
+        environment = os.environ | ({"OMP_NUM_THREADS": "1"} if "--cpu" in device else {})
         self._command = {"args": [python, "main.py", *arguments], "cwd": checkout, "env": environment}
         self.start()
 
@@ -313,8 +313,8 @@ def serving(
     base: Path, places: tuple[Path, Path], pack: Path = REPOSITORY, others: Sequence[Path] = (),
     device: Sequence[str] = ("--cpu",),
 ) -> Iterator[Comfy]:  # fmt: skip
-    """A host with its folders in `base`: tiny VAEs, a clip of nine frames, and this pack (or what lies at `pack`), with
-    `others` beside it."""
+    """A host with its folders in `base`: tiny VAEs, on a CPU a clip of nine frames, and this pack (or what lies at
+    `pack`), with `others` beside it."""
     for folder in ("models/vae", "input", "custom_nodes"):
         (base / folder).mkdir(parents=True)
     (base / "custom_nodes" / PACK).symlink_to(pack, target_is_directory=True)
@@ -330,9 +330,8 @@ def serving(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    y, x, t = torch.meshgrid(torch.linspace(0, 3, 48), torch.linspace(0, 4, 64), torch.arange(9.0), indexing="ij")
-    clip = torch.stack([torch.sin(x + t / 3), torch.cos(y - t / 4), torch.sin(x * y)], -1).permute(2, 0, 1, 3) / 2 + 0.5
-    write_mp4(base / "input" / "clip.mp4", clip, 8)
+    if "--cpu" in device:  # what runs on a GPU here are latents alone, where there may be no PyAV
+        write_mp4(base / "input" / "clip.mp4", moving_waves(), 8)
     for other in others:
         (base / "custom_nodes" / other.name).symlink_to(other, target_is_directory=True)
     server = Comfy(*places, base, (PACK, *(other.name for other in others)), device)
@@ -340,6 +339,13 @@ def serving(
         yield server
     finally:
         server.stop()
+
+
+def moving_waves() -> torch.Tensor:
+    """Nine frames [9, 48, 64, 3] in 0..1."""
+    y, x, t = torch.meshgrid(torch.linspace(0, 3, 48), torch.linspace(0, 4, 64), torch.arange(9.0), indexing="ij")
+    waves = torch.stack([torch.sin(x + t / 3), torch.cos(y - t / 4), torch.sin(x * y)], -1)
+    return waves.permute(2, 0, 1, 3) / 2 + 0.5
 
 
 def write_tiny_wan(places: tuple[Path, Path], path: Path) -> None:

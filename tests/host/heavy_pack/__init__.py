@@ -38,8 +38,7 @@ def noted(enter):
     def cuda_device_context(device):
         if asked:
             wanted, ours = asked.pop()
-            heavy = sum(model.loaded_size() for model in models.values())
-            rooms.append({"asked": wanted, "ours": ours, "free": mm.get_free_memory(device), "heavy": heavy})
+            rooms.append({"asked": wanted, "ours": ours, "free": mm.get_free_memory(device), "heavy": loaded()})
         return enter(device)
 
     return cuda_device_context
@@ -69,7 +68,8 @@ class Heavy(torch.nn.Module):
         layers = (half(1 << 14, 1 << 14, bias=False, dtype=torch.float16) for _ in range(2 * gib))
         self.layers = torch.nn.ModuleList(layers)
         # With dynamic VRAM layers have no weights before some are loaded.
-        weights = {f"layers.{i}.weight": torch.empty(1 << 14, 1 << 14, dtype=torch.float16) for i in range(2 * gib)}
+        # Written to: pages that nobody has written are one page of zeros to the system, which is copied sooner.
+        weights = {f"layers.{i}.weight": torch.ones(1 << 14, 1 << 14, dtype=torch.float16) for i in range(2 * gib)}
         self.load_state_dict(weights)
 
 
@@ -77,6 +77,10 @@ def patcher(gib):
     kind = getattr(comfy.model_patcher, "CoreModelPatcher", comfy.model_patcher.ModelPatcher)
     model = Heavy(gib)
     return kind(model, load_device=mm.get_torch_device(), offload_device=torch.device("cpu"))
+
+
+def loaded():
+    return sum(model.loaded_size() for model in models.values())
 
 
 def watch():
@@ -87,7 +91,11 @@ def watch():
 
 
 def run(gib):
-    """Load and run a model of `gib` GB, as a sampler does."""
+    """Load and run a model of `gib` GB, as a sampler does. 0: have every model leave instead."""
+    if not gib:
+        mm.unload_all_models()
+        mm.soft_empty_cache()
+        return
     if gib not in models:
         models[gib] = patcher(gib)
     mm.load_models_gpu([models[gib]])
@@ -97,8 +105,8 @@ def run(gib):
 
 
 class Step:
-    """Run a model of `gib` GB. JSON: the seconds when that began and ended, and the bytes of it that were on the card
-    then."""
+    """Run a model of `gib` GB, or with 0 have every model leave. JSON: the seconds when that began and ended, and the
+    bytes of models of this pack that were on the card then."""
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -112,10 +120,9 @@ class Step:
 
     def step(self, gib, samples=None, images=None):
         torch.cuda.synchronize()
-        held = models[gib].loaded_size() if gib in models else 0
-        began = time.perf_counter()
+        held, began = loaded(), time.perf_counter()
         run(gib)
-        facts = {"began": began, "ended": time.perf_counter(), "before": held, "after": models[gib].loaded_size()}
+        facts = {"began": began, "ended": time.perf_counter(), "before": held, "after": loaded()}
         return {"ui": {"text": [json.dumps(facts)]}, "result": (samples,)}
 
 
@@ -137,13 +144,12 @@ class LoadHeavy:
         rooms.clear()
         mm.soft_empty_cache()
         # What the model holds still, it does not take once more.
-        spare = torch.cuda.mem_get_info()[0] + sum(model.loaded_size() for model in models.values()) - free * GIB
+        spare = torch.cuda.mem_get_info()[0] + loaded() - free * GIB
         if spare > 0:
             others.append(torch.empty(spare, dtype=torch.uint8, device="cuda"))
         if gib:
             run(gib)
-        heavy = sum(model.loaded_size() for model in models.values())
-        rooms.append({"heavy": heavy, "free": mm.get_free_memory(mm.get_torch_device())})
+        rooms.append({"heavy": loaded(), "free": mm.get_free_memory(mm.get_torch_device())})
         least.clear()
         threading.Thread(target=watch, daemon=True).start()
         return (samples,)
