@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .. import log
 from ..errors import InputError
 from ..loader import load
+from ..runtime.pinned import sent
 from .stand_in import StandIn
 from .tiles import in_pieces
 
@@ -142,7 +143,7 @@ class DiffusersVAE(StandIn):
             y = self.frames_of(z, **brief)
         else:
             y = in_pieces(z, self.frames_of, pieces, self._pieces("decoding", 1))
-        y = y.to(z.device).to(z.dtype)  # the GPU is the faster one for the second, and for the clamp
+        y = sent(y, z.device).to(z.dtype)  # the GPU is the faster one for the second, and for the clamp
         y = y.clamp_(-1.0, 1.0) if self._clamped else y
         return Decoded(y) if return_dict else (y,)
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..runtime.pinned import staging
 from ..runtime.scope import as_usual
 
 #: Parts of a network that run without each other.
@@ -25,6 +26,8 @@ RUN = 8
 #: Words of 8 bytes of which one sum is compared. A prime: sums of whole rows would stay the same if channels changed
 #: places.
 WORDS = 61
+#: Types of whole numbers by their bytes.
+_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: Bytes that are gathered at once. On a GPU torch finds so many in what it has reserved for small tensors; for more
 #: than 1 MB it would reserve 20.
 AT_ONCE = 1 << 18
@@ -122,9 +125,11 @@ def values_of(tensors: list[Tensor]) -> Iterator[bytes]:
 
     On a CPU a piece is made when it is asked for, in memory that is still in the cache; a GPU makes all, and is waited
     for once."""
-    pieces = (_joined(lines) for lines in _lines_of(tensors))
+    pieces: Iterable[Tensor] = map(_joined, _lines_of(tensors))
     if gpus := {t.device for t in tensors if t.is_cuda}:
-        pieces = iter(_brought(list(pieces), gpus))
+        pieces = list(pieces)
+        for device in gpus:
+            torch.cuda.current_stream(device).synchronize()
     for piece in pieces:
         yield piece.view(torch.uint8).numpy().tobytes()
 
@@ -167,20 +172,12 @@ def _joined(lines: list[Tensor]) -> Tensor:
     """Return tensors as one in host memory; from a GPU it is on its way."""
     if len({line.device for line in lines}) > 1:
         lines = [line.cpu() for line in lines]
+    if lines[0].device.type == "cpu":  # numpy has one thread: torch's would be woken for each of these, 2 ms at worst
+        whole = _WHOLE_NUMBERS[lines[0].element_size()]
+        return torch.from_numpy(np.concatenate([line.view(whole).numpy() for line in lines]))
     joined = torch.cat(lines)
-    if not joined.is_cuda:
-        return joined
-    try:
-        return joined.to("cpu", non_blocking=True)  # torch takes page-locked memory for it
-    except RuntimeError:  # which may be refused
-        return joined.cpu()
-
-
-def _brought(pieces: list[Tensor], devices: Iterable[torch.device]) -> list[Tensor]:
-    """Return the pieces when they have come from their devices."""
-    for device in devices:
-        torch.cuda.current_stream(device).synchronize()
-    return pieces
+    target = staging(tuple(joined.shape), joined.dtype) if joined.is_cuda else None
+    return joined.cpu() if target is None else target.copy_(joined, non_blocking=True)
 
 
 def _sums(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,7 +186,9 @@ def _sums(values: Tensor) -> tuple[Tensor, Tensor]:
         values = values.clone()
     each = 8 * WORDS // values.element_size()
     count = values.numel() // each * each
-    return values[:count].view(torch.int64).view(-1, WORDS).sum(1), values[count:]
+    words = values[:count].view(torch.int64).view(-1, WORDS)
+    sums = torch.from_numpy(words.numpy().sum(1)) if words.device.type == "cpu" else words.sum(1)
+    return sums, values[count:]
 
 
 def _runs(t: Tensor) -> Tensor:

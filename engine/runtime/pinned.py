@@ -146,6 +146,32 @@ def copy(target: Tensor, source: Tensor, block: Tensor | None, non_blocking: boo
 
 #: One for the process: page-locked memory is a resource of the machine.
 POOL = PinnedPool()
+#: Bytes that `sent` copies at once.
+SENT = 16 << 20
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """Return a host tensor's copy on a device; on a GPU by way of page-locked memory, as the driver has one thread copy
+    other memory (182 MB: 29 ms)."""
+    if device.type != "cuda" or x.nbytes <= SENT:
+        return x.to(device)
+    order = sorted(range(x.ndim), key=x.stride, reverse=True)  # as it lies in memory
+    x = x.permute(order).contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype, device=device)
+    source, target = (t.view(-1).view(torch.uint8) for t in (x, out))
+    block = POOL.take(2 * SENT)
+    try:
+        halves = [(part, torch.cuda.Event()) for part in block[: 2 * SENT].split(SENT)]
+        for i, (here, there) in enumerate(zip(source.split(SENT), target.split(SENT), strict=True)):
+            part, done = halves[i % 2]
+            done.synchronize()
+            there.copy_(part[: len(here)].copy_(here), non_blocking=True)
+            done.record(torch.cuda.current_stream(device))
+        for _, done in halves:
+            done.synchronize()
+    finally:
+        POOL.give(block)
+    return out.permute([order.index(axis) for axis in range(x.ndim)])
 
 
 _forbidden = ""

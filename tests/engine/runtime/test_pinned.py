@@ -12,6 +12,7 @@ from zerowaste_vae.engine.execution.results import Landed, Whole
 from zerowaste_vae.engine.execution.staging import StagedReader, StagedWriter
 from zerowaste_vae.engine.planning import budget as memory
 from zerowaste_vae.engine.planning.budget import Machine
+from zerowaste_vae.engine.runtime import pinned
 from zerowaste_vae.engine.runtime.pinned import PinnedPool
 from zerowaste_vae.engine.system import devices
 
@@ -224,3 +225,16 @@ def test_other_recording(monkeypatch):
     for thread in threads:
         thread.join()
     assert seen == [False, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("given", ["whole", "channels behind", "every other", "picture"])
+def test_sent(given, monkeypatch):
+    """In pieces of which the last is short, in the order that the memory has."""
+    monkeypatch.setattr(pinned, "SENT", 1 << 12)
+    x = torch.rand(1, 3, 5, 33, 41, generator=torch.Generator().manual_seed(0)).half()
+    x = {"whole": x, "channels behind": x.permute(0, 2, 3, 4, 1).contiguous().permute(0, 4, 1, 2, 3),
+         "every other": x[:, :, ::2], "picture": x[:, :, 0]}[given]  # fmt: skip
+    made = pinned.sent(x, torch.device("cuda"))
+    assert made.is_cuda and torch.equal(made.cpu(), x)
