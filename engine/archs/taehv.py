@@ -33,9 +33,8 @@ STYLE = Style(head="zero", single=True)
 #: Channels of the latents of MiniMax H3, whose clips go through in sections, and pixels of a side of LTX-2's patches.
 H3, LTX = 24, 4
 H3_SECTIONS = NativeTiles()
-#: Names of the VAEs that latents of so many channels belong to, and of their families.
-_LATENTS = {H3: ("MiniMax H3", "minimaxh3"), 32: ("HunyuanVideo 1.5", "hunyuanvideo1.5"), 48: ("Wan 2.2", "wan2.2"),
-            128: ("LTX-2", "ltx")}  # fmt: skip
+#: The VAEs that latents of so many channels belong to.
+_LATENTS = {H3: "MiniMax H3", 32: "HunyuanVideo 1.5", 48: "Wan 2.2", 128: "LTX-2"}
 #: Mean and deviation of each channel of the latents of Wan 2.1 and Wan 2.2.
 _WAN21 = (
     (-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508, 0.4134, -0.0715, 0.5517, -0.3632, -0.1922,
