@@ -72,7 +72,7 @@ class Config:
 
     patch: rows, and columns, of pixels at full resolution. pools, grows: frames that become one at each level of the
     encoder, from full resolution, and that one becomes at each of the decoder, from the latent's. wide: the decoder is
-    a "super" one. leaky: values below zero are kept in part."""
+    a "super" one. leaky: values below zero are kept in part, and pixels are in -1..1, not 0..1."""
 
     encoder_widths: Widths | None
     decoder_widths: Widths | None
@@ -150,7 +150,7 @@ def decoder(config: Config) -> Program:
         how = {"count": config.grows[i], "drop": drop if last else 0, "period": period if last else 0}
         if config.wide:
             items += [WideRemember(str(n), w[i]) for n in blocks]
-            up = Rectified(str(blocks[-1] + 1), w[i], 4 * w[i + 1], relu=True, patch=2)
+            up = Rectified(str(blocks[-1] + 1), w[i], 4 * w[i + 1], relu=True, parted=2)
             resampled: list[Step | Mark] = [up, Grow(str(blocks[-1] + 4), w[i + 1], **how)]
         else:
             items += [Remember(str(n), w[i], leak) for n in blocks]
@@ -158,7 +158,8 @@ def decoder(config: Config) -> Program:
             # The frames' convolution of single positions comes before pixels are repeated: a quarter of the products.
             resampled = [Grow(str(blocks[-1] + 2), w[i], **how), up]
         items += [*([] if i else [TILES]), *resampled, STEP]
-    items.append(Rectified("22", w[3], COLOURS * config.patch**2, unit="after", patch=config.patch))
+    unit = "" if config.leaky else "after"
+    items.append(Rectified("22", w[3], COLOURS * config.patch**2, unit=unit, parted=config.patch))
     if period:
         return Sectioned("decoder", tuple(items), latent, STYLE, sections=sections)
     return Program("decoder", tuple(items), latent, STYLE)
@@ -170,7 +171,8 @@ def encoder(config: Config) -> Program:
     led = sections.latents > 1
     period = sections.rate * sections.latents
     items: list[Step | Mark] = [Led("black", sections.lead, sections.frames)] if led else []
-    items.append(Rectified("0", COLOURS * p**2, w[0], relu=True, unit="before", block=8 * p, patch=p, leak=leak))
+    unit = "" if config.leaky else "before"
+    items.append(Rectified("0", COLOURS * p**2, w[0], relu=True, unit=unit, block=8 * p, joined=p, leak=leak))
     for i, blocks in enumerate(_ENCODER):
         period //= config.pools[i]
         items += [Pool(str(blocks[0] - 2), w[i], config.pools[i]),

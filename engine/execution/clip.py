@@ -334,10 +334,8 @@ def _from(half: Half, begins: tuple[int, ...], done: int, out: int) -> tuple[int
     latent, or from where steps begin as with a clip of their own."""
     decodes = half.program.half == "decoder"
     if not half.program.staged:
-        first = begins[0]
-        if decodes:
-            sectioned = isinstance(half.program, Sectioned)
-            first = half.program.sections.at(first) if sectioned else half.temporal * first
-        return begins[0], first + out
+        if decodes and isinstance(half.program, Sectioned):
+            return begins[0], half.program.sections.at(begins[0]) + out
+        return begins[0], (half.temporal * begins[0] if decodes else begins[0]) + out
     at = max(done, begins[-1])
     return 0, frames_of(at, half.temporal) if decodes else at

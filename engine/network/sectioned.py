@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .native_tiles import NativeTiles
 from .program import Program
+from .steps import frames_of, latent_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,20 @@ class Sectioned(Program):
     def window(self, first: int, end: int, latents: int) -> tuple[int, int]:
         last = end if self.half == "encoder" else self.sections.latent_of(end - 1) + 1
         return min(self.begins(first)[0], latents - 1), min(last, latents)
+
+
+def latent_at(program: Program, result: int, rate: int) -> int:
+    """Return the latent that a result of a clip belongs to; rate: results for each latent but the first."""
+    if isinstance(program, Sectioned) and program.half == "decoder":
+        return program.sections.latent_of(result)
+    return latent_of(result, rate)
+
+
+def results_before(program: Program, latent: int, rate: int) -> int:
+    """Return the number of results of a clip before those of a latent; arguments as of `latent_at`."""
+    if isinstance(program, Sectioned) and program.half == "decoder":
+        return program.sections.at(latent)
+    return frames_of(latent, rate)
 
 
 def filled(x: Tensor, axis: int, count: int) -> Tensor:

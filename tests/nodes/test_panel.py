@@ -127,7 +127,8 @@ def test_published_files_of_other_sizes():
     ("MG-LightVAE_v2.safetensors", "Wan 2.2", "LightVAE with 1/4 of the channels"),
     ("wan_2.1_vae.safetensors", "Wan 2.1", ""), ("taesdxl_decoder.safetensors", "TAESD", ""),
     ("taew2_1.safetensors", "TAEHV", ""), ("lighttaew2_2.pth", "TAEHV", "of Wan 2.2"),
-    ("taehv1_5_super.safetensors", "TAEHV", "of HunyuanVideo 1.5, super"), ("taeh3.safetensors", "TAEHV", "of MiniMax H3"),
+    ("taehv1_5_super.safetensors", "TAEHV", "of HunyuanVideo 1.5, super"),
+    ("taeh3.safetensors", "TAEHV", "of MiniMax H3"),
 ])  # fmt: skip
 def test_reduced_vaes_are_named(name, title, variant):
     found = answer(Question(model=name, width=64, height=64, frames=1), CPU)

@@ -76,16 +76,16 @@ class Rectified(Between):
     """A convolution of 3x3 positions, or of `side` times `side`, with ReLU if `relu`.
 
     to: "double": of repeated pixels, "half": of every second one. unit: pictures before it ("before") or after it
-    ("after") are in 0..1, and outside in -1..1. block: rows and columns beyond a multiple of this are cut off. patch:
-    rows, and columns, of pixels that channels are made of before it, or that it makes of channels (`unit` says which;
-    "": after it, and before them ReLU). c_in, c_out: of the convolution. leak: as in `rectified`. bias: it has one
-    (None: those that resample have none)."""
+    ("after") are in 0..1, and outside in -1..1. block: rows and columns beyond a multiple of this are cut off. joined,
+    parted: rows, and columns, of pixels that become channels before it, and that channels become after it and its ReLU.
+    c_in, c_out: of the convolution. leak: as in `rectified`. bias: it has one (None: those that resample have none)."""
 
     relu: bool = False
     to: Literal["same", "double", "half"] = "same"
     unit: Literal["", "before", "after"] = ""
     block: int = 1
-    patch: int = 1
+    joined: int = 1
+    parted: int = 1
     leak: str = ""
     bias: bool | None = None
     side: int = 3
@@ -93,9 +93,8 @@ class Rectified(Between):
 
     @property
     def space(self) -> tuple[int, int]:  # type: ignore[override]
-        if self.patch > 1:
-            return (1, self.patch * (2 if self.to == "half" else 1)) if self.unit == "before" else (self.patch, 1)
-        return {"same": (1, 1), "double": (2, 1), "half": (1, 2)}[self.to]
+        up, down = {"same": (1, 1), "double": (2, 1), "half": (1, 2)}[self.to]
+        return up * self.parted, down * self.joined
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         bias = self.to == "same" if self.bias is None else self.bias
@@ -107,31 +106,30 @@ class Rectified(Between):
         if self.block > 1:
             h, w = self._whole(*x.shape[3:])
             x = x[..., :h, :w]
-        stride = 1, self.patch, self.patch
         if self.unit == "before":
             x = x * 0.5 + 0.5
-            x = to_channels(x, stride) if self.patch > 1 else x
+        if self.joined > 1:
+            x = to_channels(x, (1, self.joined, self.joined))
         if self.to == "double":
             x = x.repeat_interleave(2, 3).repeat_interleave(2, 4)
         x = part(self.name)(x, state)
         x = rectified(x, part, self.leak) if self.relu else x
-        if self.patch > 1 and self.unit != "before":
-            x = to_samples(x, stride)
+        if self.parted > 1:
+            x = to_samples(x, (1, self.parted, self.parted))
         return x * 2.0 - 1.0 if self.unit == "after" else x
 
     def channels(self, channels: int) -> int:
-        return self.c_out if self.unit == "before" else self.c_out // self.patch**2
+        return self.c_out // self.parted**2
 
     def size(self, size: Size, starts: bool) -> Size:
         height, width = self._whole(*size[1:3])
         return super().size(size._replace(height=height, width=width), starts)
 
     def work(self, size: Size, style: Style = CAUSAL) -> Work:
-        before, after = (self.patch, 1) if self.unit == "before" else (1, self.patch)
-        frames, height, width, _ = size
         made = self.size(size, True)
-        made = made._replace(height=made.height // after, width=made.width // after)
-        return conv_work(Size(frames, height // before, width // before, self.c_in), self.c_out, self.side**2, made)
+        made = made._replace(height=made.height // self.parted, width=made.width // self.parted)
+        read = Size(size.frames, size.height // self.joined, size.width // self.joined, self.c_in)
+        return conv_work(read, self.c_out, self.side**2, made)
 
     def _whole(self, height: int, width: int) -> tuple[int, int]:
         return height // self.block * self.block, width // self.block * self.block
