@@ -17,8 +17,8 @@ from .steps import frames_of, latent_of
 
 @dataclass(frozen=True)
 class Sectioned(Program):
-    """A Program of a network without tiles of its own, whose clips go through in the `sections` that are named; they
-    have the sizes in time of NativeTiles, and a network remembers nothing of a section before, or all of it."""
+    """A Program of a network without tiles of its own, whose clips go through in `sections`: those of NativeTiles, of
+    which only the sizes in time count. An encoder of sections of several latents begins anew with each."""
 
     sections: NativeTiles = field(default_factory=NativeTiles)
 

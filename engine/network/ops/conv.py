@@ -120,10 +120,10 @@ class FrameConv(nn.Conv2d):
 
     def forward(self, x: Tensor, state: State | None = None) -> Tensor:
         weight, stride, padding = self.weight.unsqueeze(2), (1, *self.stride), (0, *self.padding)
-        if self.groups == 1 and _as_products(x):
+        if _as_products(x):
             return exact.conv3d(x, weight, self.bias, stride, padding)
         _find_workspace(x, weight, stride, padding)
-        return F.conv3d(x, weight, self.bias, stride, padding, groups=self.groups)
+        return F.conv3d(x, weight, self.bias, stride, padding)
 
 
 class Matrix(nn.Linear):

@@ -80,6 +80,16 @@ class Remember(_Remembering):
         return conv_work(size, self.width, (2 + 1 + 1) * 9)
 
 
+class Apart(nn.Conv2d):
+    """A convolution of every channel of every frame [B, C, T, H, W] by itself, without a bias."""
+
+    def __init__(self, channels: int, side: int) -> None:
+        super().__init__(channels, channels, side, padding=side // 2, groups=channels, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2).flatten(0, 1)).unflatten(0, (x.shape[0], -1)).transpose(1, 2)
+
+
 @dataclass(frozen=True)
 class WideRemember(_Remembering):
     """y = c(relu(b(a([x, x before])))) + x: a 7x7 convolution of single channels and two products of positions, the
@@ -92,7 +102,7 @@ class WideRemember(_Remembering):
     def modules(self, style: Style) -> dict[str, nn.Module]:
         both, inner = 2 * self.width, INNER * self.width
         return {
-            f"{self.name}.conv.0": FrameConv(both, both, SIDE, padding=SIDE // 2, groups=both, bias=False),
+            f"{self.name}.conv.0": Apart(both, SIDE),
             f"{self.name}.conv.1": FrameConv(both, inner, 1),
             f"{self.name}.conv.3": FrameConv(inner, self.width, 1, bias=False),
         }
