@@ -56,7 +56,7 @@ _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpo
 _MODULE = re.compile(r"(?:^|(?<=\.))module\.")
 # The order decides: a later family's names may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
 KEY_SETS = (
-    minimax_h3.DIFFUSERS, taehv.ARCHITECTURE.keys, tae.TAEF2.keys, tae.TAESD.keys, tae.TAESANA.keys,
+    minimax_h3.DIFFUSERS, taehv.ARCHITECTURE.keys, tae.TAEF2.keys, tae.TAESANA.keys, tae.TAESD.keys,
     tae.COMBINED, tae.HALVES,
     *unsupported.NEIGHBOURS,
     seedvr2.KEYS, minimax_h3.ARCHITECTURE.keys, mage.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys,
