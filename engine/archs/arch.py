@@ -191,14 +191,14 @@ class Architecture:
         """Return the frames that `latents` of a clip decode to."""
         if self.pairs and latents % 2 == 0:
             return self.temporal * latents
-        return self.temporal * (latents - 1) + 1 if self._counted is None else self._counted.decoded(latents)
+        return self.temporal * (latents - 1) + 1 if self.counted is None else self.counted.decoded(latents)
 
     def latents(self, frames: int) -> int:
         """Return the latents that `frames` of a clip are encoded to; trailing frames that fill none are not read."""
-        return (frames - 1) // self.temporal + 1 if self._counted is None else self._counted.encoded(frames)
+        return (frames - 1) // self.temporal + 1 if self.counted is None else self.counted.encoded(frames)
 
     @property
-    def _counted(self) -> NativeTiles | None:
+    def counted(self) -> NativeTiles | None:
         """Return the sections by which frames and latents are counted, if there are any."""
         return self.own or (self.sections if self.sections is not None and self.sections.latents > 1 else None)
 
@@ -215,7 +215,7 @@ class Architecture:
         """Return the least number of frames, from this one on, whose latents decode to the same number."""
         if self.pairs:
             return frames if frames % (2 * self.temporal) == 1 else frames + -frames % (2 * self.temporal)
-        return frames + -(frames - 1) % self.temporal if self._counted is None else self._counted.filled(frames)
+        return frames + -(frames - 1) % self.temporal if self.counted is None else self.counted.filled(frames)
 
     def completed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a network's parameters with the constants of the components that it has."""

@@ -132,6 +132,19 @@ def test_every_frame_that_is_read_counts(vae, noise, count):
     close(vae.model.sample(raw), whole, 1e-6)
 
 
+@pytest.mark.parametrize("family", ["wan", "h3"])
+def test_a_late_part_of_an_encode(family):
+    """From where its Program begins, as several devices make it, latents have the bits of the whole clip's."""
+    vae = loaded(made(family))
+    program, sections = vae.model.encoder.program, vae.architecture.sections
+    video = torch.rand(56, 16, 32, 3, generator=torch.Generator().manual_seed(5))
+    whole = vae.encode(video)
+    first, end = program.window(11, 12, whole.shape[2])
+    assert 0 < first <= 10 and end == 12 and vae.architecture.reads(first, end)[0] == sections.at(first)
+    part = vae.encode(video[sections.at(first) : sections.at(end)])
+    assert torch.equal(part[:, :, 11 - first : 12 - first], whole[:, :, 11:12])
+
+
 def test_h3s_clips_of_17_remember_nothing_of_each_other(noise):
     vae = loaded(made("h3"))
     video = torch.rand(39, 32, 32, 3, generator=torch.Generator().manual_seed(4))
@@ -150,6 +163,10 @@ def test_tiles_differ_little(family, noise):
     tiled = vae.decode(z, tiling="blended", tile=10 * vae.spatial, overlap=8 * vae.spatial)
     assert "blended tiles" in vae.last_report.plan
     assert (tiled - whole).square().mean().sqrt() < 0.1 * whole.std()
+    how = {"tiling": "blended", "tile": 6 * vae.spatial, "overlap": 4 * vae.spatial}
+    latent, tiled = vae.encode(whole), vae.encode(whole, **how)
+    assert "blended tiles" in vae.last_report.plan
+    assert (tiled - latent).square().mean().sqrt() < 0.1 * latent.std()
 
 
 def test_clips_of_a_batch_are_separate(noise):
