@@ -131,7 +131,9 @@ class Encoding(Core):
         """Record in the report how many frames at the end fill no latent, and take them off its clip."""
         report = self.last_report
         if frames and report is not None and not self.architecture.pairs:
-            report.dropped = max(0, frames - self.frames(self.architecture.latents(frames)))
+            latents, architecture = self.architecture.latents(frames), self.architecture
+            read = self.frames(latents) if architecture.sections is None else architecture.sections.at(latents)
+            report.dropped = max(0, frames - read)
             batch, given, *size = report.clip
             report.clip = batch, given - report.dropped, *size
 
@@ -256,7 +258,9 @@ class Encoding(Core):
         check_frame(self.model.encoder.program, *(n // self.architecture.spatial for n in x.shape[3:]))
         if self.architecture.own is not None:
             return self._moments(x.movedim(1, -1).cpu(), Request(range="signed"), Callbacks()).to(self.device)
-        parts = (x[:, :, a:b] for a, b in spans_of(self.model.encoder.program, x.shape[2], chunk))
+        program = self.model.encoder.program
+        x, spans = program.whole(x), spans_of(program, x.shape[2], chunk)
+        parts = (x[:, :, a:b] for a, b in spans)
         with self._claimed("encoder") as vae, vae._scope():
             return torch.cat(list(vae._plain.moments(parts, Steps(chunk, frames), vae.device, no_check)), 2)
 

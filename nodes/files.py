@@ -22,6 +22,8 @@ from ..engine.loader import sizes
 from ..engine.planning.meta import meta_model
 from .panel import KNOWN
 
+#: Kinds of folders of the host's models that hold VAEs. The second one is for tiny VAEs and previews.
+FOLDERS = "vae", "vae_approx"
 #: Formats the engine reads; the host's own list leaves .gguf out and has pickled files, which are never opened.
 SUFFIXES = (".safetensors", ".sft", ".gguf")
 #: Name of the VAE that comes with the pack, in the loader's list.
@@ -45,17 +47,20 @@ _read: set[tuple[str, int, int]] = set()
 
 
 def vae_files() -> list[str]:
-    """Return the files of models/vae (all its configured folders) that the engine can read, as the host names them."""
+    """Return the files of models/vae (all its configured folders) that the engine can read, as the host names them, and
+    those of models/vae_approx whose names tell a family."""
     found: set[str] = set()
-    for folder in folder_paths.get_folder_paths("vae"):
-        files, _ = folder_paths.recursive_search(folder, excluded_dir_names=[".git"])
-        found.update(name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES)
+    for kind in FOLDERS:
+        for folder in folder_paths.get_folder_paths(kind):
+            files, _ = folder_paths.recursive_search(folder, excluded_dir_names=[".git"])
+            read = (name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES)
+            found.update(name for name in read if kind == "vae" or by_file(name) is not None)
     return sorted(found)
 
 
 def without_folders(text: str) -> str:
     """Return a message without the host's folders: files are named as the host lists them."""
-    named = {folder: "" for kind in ("vae", "checkpoints") for folder in folder_paths.get_folder_paths(kind)}
+    named = {folder: "" for kind in (*FOLDERS, "checkpoints") for folder in folder_paths.get_folder_paths(kind)}
     named |= {folder_paths.get_output_directory(): "output/", folder_paths.get_temp_directory(): "temp/"}
     named |= {folder_paths.get_input_directory(): "input/", str(Path(__file__).resolve().parents[1]): ""}
     for folder in sorted(named, key=len, reverse=True):
@@ -93,7 +98,15 @@ def output_file(prefix: str, suffix: str) -> Path:
 
 def path_of(name: str) -> Path:
     """Return the path of a file of `listed`."""
-    return demo_vae_path() if name == DEMO else Path(folder_paths.get_full_path_or_raise("vae", name))
+    if name == DEMO:
+        return demo_vae_path()
+    first, second = FOLDERS
+    try:
+        return Path(folder_paths.get_full_path_or_raise(first, name))
+    except FileNotFoundError:
+        with suppress(FileNotFoundError):
+            return Path(folder_paths.get_full_path_or_raise(second, name))
+        raise
 
 
 def listed() -> list[str]:

@@ -17,7 +17,7 @@ CATEGORY = "Zero-Waste VAE"
 #: The families whose VAEs the engine runs, for descriptions.
 MODELS = (
     "SeedVR2, Wan, Qwen-Image, HunyuanVideo, HunyuanImage, Mage-Flow, LTX, MiniMax H3, Mochi, Cosmos, CogVideoX, Flux, "
-    "Z-Image, SD3, SDXL, Stable Diffusion, Stable Video Diffusion and TAESD"
+    "Z-Image, SD3, SDXL, Stable Diffusion, Stable Video Diffusion, TAESD and TAEHV"
 )
 #: Words that users search for when a decode is slow or does not fit.
 SEARCH = [

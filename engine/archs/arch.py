@@ -138,8 +138,8 @@ class Architecture:
     fp16: bool = False
     #: None: plans need a file.
     published: Published | None = None
-    #: Returns the pixels per latent pixel for a file's sizes, if files differ in it.
-    sized: Callable[[Any], int] | None = None
+    #: Returns the fields that differ for a file's sizes, with their values.
+    sized: Callable[[Any], dict[str, Any]] | None = None
     #: Returns the module between the network's latents and external ones, with its name in the file.
     packing: Callable[[Any], tuple[str, PackedLatents]] | None = None
     #: External latents of pictures have an axis for time nevertheless.
@@ -159,6 +159,9 @@ class Architecture:
     described: Callable[[Shapes, Mapping[str, object]], Any] | None = None
     #: The tiles and sections of networks that tile themselves.
     own: NativeTiles | None = None
+    #: The sections of networks without such tiles whose latents are all made of frames of their own. With more than one
+    #: latent they count the frames of a decode, too.
+    sections: NativeTiles | None = None
     #: ComfyUI's class of such a network, whose rule of blending tiles depends on its version.
     host: str = ""
     #: Files of this layout hold VAEs with different latents, which only their weights tell apart.
@@ -188,14 +191,21 @@ class Architecture:
         """Return the frames that `latents` of a clip decode to."""
         if self.pairs and latents % 2 == 0:
             return self.temporal * latents
-        return self.temporal * (latents - 1) + 1 if self.own is None else self.own.decoded(latents)
+        return self.temporal * (latents - 1) + 1 if self.counted is None else self.counted.decoded(latents)
 
     def latents(self, frames: int) -> int:
         """Return the latents that `frames` of a clip are encoded to; trailing frames that fill none are not read."""
-        return (frames - 1) // self.temporal + 1 if self.own is None else self.own.encoded(frames)
+        return (frames - 1) // self.temporal + 1 if self.counted is None else self.counted.encoded(frames)
+
+    @property
+    def counted(self) -> NativeTiles | None:
+        """Return the sections by which frames and latents are counted, if there are any."""
+        return self.own or (self.sections if self.sections is not None and self.sections.latents > 1 else None)
 
     def reads(self, first: int, end: int) -> tuple[int, int]:
         """Return the frames [a, b) that must be there before latents [first, end) of a clip can be encoded."""
+        if self.sections is not None:
+            return self.sections.at(first), self.sections.read(end)
         if self.own is None:
             return self.temporal * first, self.temporal * (end - 1) + 1
         # A section's last latents depend on whether more frames follow.
@@ -205,7 +215,7 @@ class Architecture:
         """Return the least number of frames, from this one on, whose latents decode to the same number."""
         if self.pairs:
             return frames if frames % (2 * self.temporal) == 1 else frames + -frames % (2 * self.temporal)
-        return frames + -(frames - 1) % self.temporal if self.own is None else self.own.filled(frames)
+        return frames + -(frames - 1) % self.temporal if self.counted is None else self.counted.filled(frames)
 
     def completed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a network's parameters with the constants of the components that it has."""
@@ -251,7 +261,7 @@ class Architecture:
 
     def of(self, config: Any) -> Architecture:
         """Return this architecture with the compression of a file of these sizes."""
-        return self if self.sized is None else replace(self, spatial=self.sized(config))
+        return self if self.sized is None else replace(self, **self.sized(config))
 
     @property
     def still(self) -> bool:

@@ -188,8 +188,8 @@ def middle(width: int, norm: Group, attends: bool = True) -> list[Step]:
     ]  # fmt: skip
 
 
-def _spatial(config: Config) -> int:
-    return 2 ** (len(config.decoder_widths or config.encoder_widths or ()) - 1)
+def _spatial(config: Config) -> dict[str, int]:
+    return {"spatial": 2 ** (len(config.decoder_widths or config.encoder_widths or ()) - 1)}
 
 
 # -- names ------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from . import (
     seedvr2,
     svd,
     tae,
+    taehv,
     unsupported,
     wan,
 )
@@ -35,14 +36,14 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ltx.ARCHITECTURE, ltx_diffusion.ARCHITECTURE, mochi.ARCHITECTURE, cosmos.ARCHITECTURE,
     hunyuan.ARCHITECTURE, hunyuan15.ARCHITECTURE, hunyuan_image.ARCHITECTURE, hunyuan_refiner.ARCHITECTURE,
     minimax_h3.ARCHITECTURE, mage.ARCHITECTURE, svd.ARCHITECTURE, cogvideox.ARCHITECTURE,
-    qwen_image21.ARCHITECTURE, tae.TAESD, tae.TAEF2,
+    qwen_image21.ARCHITECTURE, tae.TAESD, tae.TAEF2, tae.TAESANA, taehv.ARCHITECTURE,
 )  # fmt: skip
 #: The architecture of plans, benchmarks and reasons if no file is given.
 DEFAULT = ARCHITECTURES[0]
 #: Search terms for all published VAEs.
 WORDS = tuple(dict.fromkeys(word for a in ARCHITECTURES if a.published for word in a.published.words))
 #: Parts of the names of files that hold another network than the family they are named after: reduced decoders, audio.
-_NOT_THE_FAMILY = re.compile(r"tae(?!sd|f[12])|audio|flash[ _.-]*vae", re.IGNORECASE)
+_NOT_THE_FAMILY = re.compile(r"tae(?!sd|f[12]|sana|[ _.-]*(hv|hy|w|ltx|h3|os))|audio|flash[ _.-]*vae", re.IGNORECASE)
 #: Families that read the latents of another one: LTX-2.5's two decoders share one encoder and one set of statistics,
 #: LTX-2.3's; Stable Video Diffusion's decoder was trained on Stable Diffusion's encoder, TAEF2 on Flux.2's.
 _SPACES = {"ltx-diffusion": "ltx", "svd": "sd", "taef2": "flux2"}
@@ -55,7 +56,8 @@ _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpo
 _MODULE = re.compile(r"(?:^|(?<=\.))module\.")
 # The order decides: a later family's names may also occur in an earlier one (HunyuanVideo's in 1.5, Wan 2.1's in 2.2).
 KEY_SETS = (
-    minimax_h3.DIFFUSERS, tae.TAEF2.keys, tae.TAESD.keys, tae.COMBINED, tae.HALVES,
+    minimax_h3.DIFFUSERS, taehv.ARCHITECTURE.keys, tae.TAEF2.keys, tae.TAESANA.keys, tae.TAESD.keys,
+    tae.COMBINED, tae.HALVES,
     *unsupported.NEIGHBOURS,
     seedvr2.KEYS, minimax_h3.ARCHITECTURE.keys, mage.ARCHITECTURE.keys, mochi.ARCHITECTURE.keys,
     ltx_diffusion.ARCHITECTURE.keys, ltx.ARCHITECTURE.keys,

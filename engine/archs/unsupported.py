@@ -73,11 +73,7 @@ OTHERS = (
         "backbone.1.0.block.0.1.num_batches_tracked", "encoder.backbone.1.0.block.0.1.num_batches_tracked",
         "blocks.11.num_batches_tracked",
     ),
-    _other("taehv", "a reduced video VAE (TAEHV)", "decoder.22.bias"),
-    _other("taesana", "Sana's reduced image VAE (TAESANA)", both=(
-        *((f"{half}29.weight", f"{half}28.conv.0.weight") for half in ("", "decoder.", "taesd_decoder.")),
-        *((f"{half}17.weight", f"{half}16.conv.0.weight") for half in ("", "encoder.", "taesd_encoder.")),
-    )),
+    _other("taehv-other", "a reduced video VAE (TAEHV) of another layout", "decoder.22.bias"),
     _other("taesd-other", "a reduced image VAE (TAESD)", "taesd_decoder.1.weight",
            both=(("decoder.layers.0.weight", "decoder.layers.2.conv.0.weight"),)),
     _other("shapes", "a VAE of 3-D shapes", "geo_decoder.cross_attn_decoder.ln_1.bias"),

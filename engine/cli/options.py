@@ -204,7 +204,7 @@ def check_least(args: argparse.Namespace, **least: int) -> None:
 def check_frames(architecture: Architecture, count: int) -> None:
     """Refuse a number of frames that no latents decode to. Raises InputError."""
     if count < 1 or architecture.filled(count) != count:
-        own, nearest = architecture.own, architecture.filled(max(count, 1))
+        own, nearest = architecture.counted, architecture.filled(max(count, 1))
         rule = f"{architecture.temporal}n+1" if own is None else f"{own.frames}n+{own.blended}"
         if architecture.pairs:
             rule = f"{2 * architecture.temporal}n or {2 * architecture.temporal}n+1"

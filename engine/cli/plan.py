@@ -282,7 +282,7 @@ def _shared(
 ) -> list[dict[str, object]]:
     """Return a row for 2, 4, 8 and N GPUs together: computed from the steps' operations, not measured."""
     from ..distributed.shares import SectionLeads, duration, leads_of, split
-    from ..network.steps import frames_of
+    from ..network.sectioned import results_before
 
     program = architecture.program("encoder" if args.encode else "decoder", planner.walk.config)
     latents, (height, width) = size[0], size[1:]
@@ -294,7 +294,9 @@ def _shared(
 
     def frame(of: int) -> int:
         """Return the first frame of a latent or section."""
-        return frames_of(of, rate) if unit == "latents" else made if of == latents else architecture.own.frames * of
+        if unit == "latents":
+            return results_before(program, of, rate)
+        return made if of == latents else architecture.own.frames * of
 
     for count in sorted({n for n in (2, 4, 8) if n < args.devices} | {args.devices}):
         rates = [1.0] * count

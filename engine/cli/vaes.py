@@ -15,12 +15,13 @@ _PACK = Path(__file__).resolve().parents[2]
 
 
 def folders() -> list[Path]:
-    """Return the folders that hold VAEs: models/vae of $COMFYUI_DIR, of the ComfyUI that this pack lies in, and of the
-    current folder; those that exist, each once."""
+    """Return the folders that hold VAEs: models/vae and models/vae_approx of $COMFYUI_DIR, of the ComfyUI that this
+    pack lies in, and of the current folder; those that exist, each once."""
     roots = [Path(os.environ["COMFYUI_DIR"])] if os.environ.get("COMFYUI_DIR") else []
     if _PACK.parent.name == "custom_nodes":
         roots.append(_PACK.parent.parent)
-    there = [folder.resolve() for root in (*roots, Path()) if (folder := root / "models" / "vae").is_dir()]
+    kinds = [root / "models" / kind for root in (*roots, Path()) for kind in ("vae", "vae_approx")]
+    there = [folder.resolve() for folder in kinds if folder.is_dir()]
     return list(dict.fromkeys(there))
 
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..network.program import Program
-from ..network.steps import UNKNOWN, frames_of, latent_of
+from ..network.sectioned import latent_at, results_before
+from ..network.steps import UNKNOWN
 from ..network.tiled import TiledProgram
 from ..network.values import Size
 
@@ -41,7 +42,7 @@ class Leads:
 
     def __init__(self, program: Program, height: int, width: int) -> None:
         """Compute the operations of each step; height, width: of the program's input."""
-        self._steps, self.results = program.begins, program.rates[-1]
+        self._program, self._steps, self.results = program, program.begins, program.rates[-1]
         self.tail = float(program.reach[1]) if any(step.bounded for step in program.steps) else 0.0
         self._costs, self._spared = [], []
         size, one = (Size(n, height, width, program.takes) for n in (program.rates[0] * _MIDDLE, 1))
@@ -53,16 +54,16 @@ class Leads:
 
     def of(self, result: int) -> int:
         """Return the latent that a result belongs to."""
-        return latent_of(result, self.results)
+        return latent_at(self._program, result, self.results)
 
     def begins(self, latent: int) -> int:
         """Return the first result of a latent."""
-        return frames_of(latent, self.results)
+        return results_before(self._program, latent, self.results)
 
     def __call__(self, first: int) -> float:
         """Return the warm-up of a share that begins with this latent, in latents of the whole network."""
         if first not in self._known:
-            steps = zip(self._costs, self._spared, self._steps(frames_of(first, self.results)), strict=True)
+            steps = zip(self._costs, self._spared, self._steps(self.begins(first)), strict=True)
             spent = sum(cost * max(0, first - begin) - spared * (begin == 0) for cost, spared, begin in steps)
             self._known[first] = spent / max(sum(self._costs), 1.0)
         return self._known[first]

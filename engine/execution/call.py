@@ -16,7 +16,7 @@ from ..calibration.sampling import latent_samples, video_samples
 from ..errors import PlanError
 from ..kernels.conv3d.tuned import held
 from ..kernels.targets import target
-from ..network.steps import latent_of
+from ..network.sectioned import latent_at
 from ..planning.plain_walk import SLACK, needs_length
 from ..planning.plan import Plan
 from ..precision.policy import Policy
@@ -66,7 +66,7 @@ def decode(
     guard.alone = policy is None
     first, last = core.model.decoder.program.window(wanted.start, wanted.stop, count)
     if core.architecture.own is None:
-        report.lead = latent_of(wanted.start, core.temporal) - first
+        report.lead = latent_at(core.model.decoder.program, wanted.start, core.temporal) - first
     if core.model.decoder.program.noisy:
         frames = core.model.decoder.program.frames(count)
         report.noise = words_of_noise(seed, frames, core.spatial * h, core.spatial * w, core.dtype)

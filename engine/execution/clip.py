@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from ..network.sectioned import Sectioned, filled
 from ..network.steps import UNKNOWN, Latents, chunk_end, frame_at, frames_of, together
 from ..planning.plan import Plan
 from . import native_clip
@@ -77,11 +78,13 @@ def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard,
     """
 
     own = None if plan.own is None else half.program.own
+    sectioned = half.program if isinstance(half.program, Sectioned) else None
 
     def length() -> int:
         if video.count is None:
             return UNKNOWN
-        return (video.count - 1) // half.temporal + 1 if own is None else own.encoded(video.count)
+        sections = sectioned.sections if sectioned is not None else own
+        return (video.count - 1) // half.temporal + 1 if sections is None else sections.encoded(video.count)
 
     clips = Clips(half, video.batch, video.height, video.width, results.dtype, plan, guard, wanted.start, length,
                   lambda: min(wanted.stop, length()))  # fmt: skip
@@ -91,6 +94,11 @@ def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard,
         if own is not None:
             start = own.frames * (first // own.latents)
             return video.frames(clip, start, start + own.frames)
+        if sectioned is not None:
+            start, stop = map(sectioned.sections.at, (first, end))
+            # A section's frames may end with those of its first latent.
+            there = start if video.count is None else min(start, video.count - 1)
+            return filled(video.frames(clip, there, stop), 0, stop - start)
         if half.program.piece:
             at = functools.partial(frame_at, latents=length(), frames=video.count, rate=half.temporal)
             return video.frames(clip, at(first), at(end))
@@ -327,6 +335,8 @@ def _from(half: Half, begins: tuple[int, ...], done: int, out: int) -> tuple[int
     latent, or from where steps begin as with a clip of their own."""
     decodes = half.program.half == "decoder"
     if not half.program.staged:
+        if decodes and isinstance(half.program, Sectioned):
+            return begins[0], half.program.sections.at(begins[0]) + out
         return begins[0], (half.temporal * begins[0] if decodes else begins[0]) + out
     at = max(done, begins[-1])
     return 0, frames_of(at, half.temporal) if decodes else at

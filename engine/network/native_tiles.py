@@ -91,6 +91,21 @@ class NativeTiles:
             return frames
         return self.frames * max(0, -(-(frames - self.blended) // self.frames)) + self.blended
 
+    def at(self, latent: int) -> int:
+        """Return the number of frames that come before those of a latent."""
+        return self.frames * (latent // self.latents) + max(0, self.rate * (latent % self.latents) - self.lead)
+
+    def read(self, latent: int) -> int:
+        """Return the number of frames that must be there, or a clip's end, before it is known that it has so many
+        latents: of its last section it has no more than the first."""
+        certain = latent % self.latents in range(1, self.latents - self.drop + 1)
+        return self.at(latent) if certain or not self.drop else self.frames * -(-latent // self.latents) + 1
+
+    def latent_of(self, frame: int) -> int:
+        """Return the latent that a frame belongs to."""
+        section, place = divmod(frame, self.frames)
+        return self.latents * section + (place + self.lead) // self.rate
+
     def sections(self, latents: int) -> list[Section]:
         """Return the sections of a clip's decode, in order."""
         total = self.decoded(latents)

@@ -127,7 +127,7 @@ class Half(nn.Module):
         if self.program.piece and state is None:
             return self._in_pieces(x)
         if self.program.half == "encoder" and state is None:
-            x = x[:, :, : self.program.whole_frames(x.shape[2])]
+            x = self.program.whole(x)
         return self.run(self.program.steps, x, state)
 
 

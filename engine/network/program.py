@@ -57,8 +57,9 @@ class Step:
     late: bool = False
     #: The step is late, but no result depends on more frames than its taps say.
     bounded: ClassVar[bool] = False
-    #: Period, in latents, of the step's treatment of a latent; 1: all are treated alike.
-    cycle: int = 1
+    cycle: int = 1  #: Period, in latents, of the step's treatment of a latent; 1: all are treated alike.
+    #: (Frames of a clip's start, period of frames after them) by whose number it treats a frame.
+    beat: tuple[int, int] = (1, 1)
     #: The step must see a whole clip at once.
     whole: bool = False
     #: The step holds back all of a clip's frames until the last one.
@@ -293,9 +294,9 @@ class Program:
         return [(frame_at(a, latents, count, self.rates[0]), frame_at(b, latents, count, self.rates[0]))
                 for a, b in self.fixed(latents).spans(latents)]  # fmt: skip
 
-    def whole_frames(self, count: int) -> int:
-        """Return how many of `count` frames fill whole latents: trailing ones are not read."""
-        return (count - 1) // self.rates[0] * self.rates[0] + 1
+    def whole(self, x: Tensor) -> Tensor:
+        """Return the frames of a clip [B, C, T, H, W] that fill whole latents: trailing ones are not read."""
+        return x[:, :, : (x.shape[2] - 1) // self.rates[0] * self.rates[0] + 1]
 
     @functools.cached_property
     def rates(self) -> tuple[int, ...]:

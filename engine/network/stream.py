@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .plain import Half
 from .program import Program
+from .sectioned import Sectioned
 from .state import Place, State
 from .steps import Steps
 
@@ -139,4 +140,6 @@ def frame_spans(frames: int, latents: int, temporal: int) -> list[tuple[int, int
 
 def spans_of(program: Program, frames: int, latents: int) -> list[tuple[int, int]]:
     """Return the frame ranges of an encoder's chunks of `latents`: its own pieces where it has such."""
+    if isinstance(program, Sectioned):
+        return program.spans_of(program.frames(frames), latents)
     return program.spans(frames) if program.piece else frame_spans(frames, latents, program.rates[0])

@@ -18,6 +18,7 @@ from ..kernels.exact import as_products
 from ..kernels.targets import kernels_for
 from ..network.plain import Half
 from ..network.program import TILES, Program, Step
+from ..network.sectioned import Sectioned
 from ..network.state import State
 from ..network.steps import Steps
 from ..network.stream import decode_features, decode_frames, encode_features, encode_moments, spans_of, split
@@ -275,7 +276,9 @@ class PlainWalk:
         meta, encoder = torch.device("meta"), self._model.encoder
         colours, dtype = encoder.program.takes, encoder.input_type(self._dtype)
         frames = self._temporal * latents if encoder.program.piece else self._temporal * (latents - 1) + 1
-        for a, b in spans_of(encoder.program, frames, steps.latents):
+        sectioned = isinstance(encoder.program, Sectioned)
+        spans = encoder.program.spans_of(latents, steps.latents) if sectioned else None
+        for a, b in spans or spans_of(encoder.program, frames, steps.latents):
             yield to_network(torch.empty(1, b - a, rows, cols, colours, device=meta, dtype=torch.float32), meta, dtype)
 
 

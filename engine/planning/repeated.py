@@ -113,7 +113,9 @@ class Repeated:
         own, local = self._own, self._local
         found = [(local(key), _form(state.histories[key])) for key in own(state.histories)]
         found += [("constant", local(key)) for key in own(state.constants)]
-        found += [("frames before", local(key)) for key in own(state.counts) if state.counts[key]]
+        start, period = self._step.beat
+        counts = ((key, n if n < start else start + (n - start) % period) for key, n in state.counts.items())
+        found += [("frames before", local(key), n) for key, n in counts if n and self._owns(key)]
         found += [("through", local(key)) for key in own(state.through)]
         if state.ending:  # earlier, steps do not look at frames that wait
             found += [(local(key), *map(_form, state.waiting[key])) for key in own(state.waiting)]

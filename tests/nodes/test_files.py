@@ -151,3 +151,31 @@ def test_errors_name_no_folders(tmp_path, monkeypatch, make, said):
     error = make(tmp_path / "output")
     files.forget_folders(error)
     assert str(error).endswith(said) and str(tmp_path) not in f"{error!r} {error}"
+
+
+def test_tiny_vaes_of_the_other_folder(tmp_path, monkeypatch):
+    """models/vae_approx holds previews of other kinds, too: files whose names tell a family are listed."""
+    tiny = "taew2_1.safetensors", "taesd_decoder.safetensors", "taesd_decoder.pth", "other.safetensors"
+    names = {"vae": ("mine.safetensors", "both.safetensors", "ae.ckpt"), "vae_approx": (*tiny, "both.safetensors")}
+    for kind, found in names.items():
+        (tmp_path / kind).mkdir()
+        for name in found:
+            (tmp_path / kind / name).touch()
+
+    def full(kind: str, name: str) -> str:
+        if not (tmp_path / kind / name).exists():
+            raise FileNotFoundError(f"no {name} in {kind}")
+        return str(tmp_path / kind / name)
+
+    paths = files.folder_paths
+    monkeypatch.setattr(paths, "get_folder_paths", lambda kind: [str(tmp_path / kind)], raising=False)
+    monkeypatch.setattr(paths, "get_full_path_or_raise", full, raising=False)
+    monkeypatch.setattr(paths, "recursive_search", lambda at, excluded_dir_names: (os.listdir(at), {}), raising=False)
+    assert files.vae_files() == [
+        "both.safetensors", "mine.safetensors", "taesd_decoder.safetensors", "taew2_1.safetensors"
+    ]  # fmt: skip
+    places = {name: files.path_of(name).parent.name for name in files.vae_files()}
+    assert places == {"both.safetensors": "vae", "mine.safetensors": "vae", "taesd_decoder.safetensors": "vae_approx",
+                      "taew2_1.safetensors": "vae_approx"}  # fmt: skip
+    with pytest.raises(FileNotFoundError, match=r"no gone\.safetensors in vae$"):
+        files.path_of("gone.safetensors")

@@ -126,6 +126,9 @@ def test_published_files_of_other_sizes():
     ("lightvaew2_1.safetensors", "Wan 2.1", "LightVAE with 1/4 of the channels"),
     ("MG-LightVAE_v2.safetensors", "Wan 2.2", "LightVAE with 1/4 of the channels"),
     ("wan_2.1_vae.safetensors", "Wan 2.1", ""), ("taesdxl_decoder.safetensors", "TAESD", ""),
+    ("taew2_1.safetensors", "TAEHV", ""), ("lighttaew2_2.pth", "TAEHV", "of Wan 2.2"),
+    ("taehv1_5_super.safetensors", "TAEHV", "of HunyuanVideo 1.5, super"),
+    ("taeh3.safetensors", "TAEHV", "of MiniMax H3"),
 ])  # fmt: skip
 def test_reduced_vaes_are_named(name, title, variant):
     found = answer(Question(model=name, width=64, height=64, frames=1), CPU)
@@ -136,7 +139,7 @@ def test_reduced_vaes_are_named(name, title, variant):
 @pytest.mark.parametrize(
     "name",
     [
-        "", "never loaded", "stage_a.safetensors", "taew2_1.safetensors", "lighttaew2_2.pth",
+        "", "never loaded", "stage_a.safetensors", "taecvx.safetensors",
         "LTX2.5_audio_vae_conv.safetensors", "ltx-2.3-audio-vae.safetensors", "minimax_h3_audio_vae.safetensors",
     ],
 )  # fmt: skip

@@ -20,6 +20,7 @@ from zerowaste_vae.engine.archs import (
     seedvr2,
     svd,
     tae,
+    taehv,
     wan,
 )
 from zerowaste_vae.engine.bench.subject import random_checkpoint
@@ -57,6 +58,8 @@ SMALL = {
     "svd": svd.Config(None, WIDTHS, 4, 4, resnets=(1, 1), norm_groups=4),
     "taesd": tae.Config(None, (8, 8, 12, 16)),
     "taef2": tae.Config(None, (8, 8, 12, 16), 32, pooled=True),
+    "taesana": tae.Config(None, (8, 8, 8, 8, 12, 16), deep=True),
+    "taehv": taehv.Config(None, (8, 8, 12, 16)),
 }
 #: Of some families with both halves.
 WHOLE = {"wan2.1": wan.Config(WIDTHS, WIDTHS), "flux": SMALL["flux"]}

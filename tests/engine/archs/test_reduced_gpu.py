@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from zerowaste_vae import Checkpoint, load
 from zerowaste_vae.engine import log
-from zerowaste_vae.engine.archs import minimax_h3, wan
+from zerowaste_vae.engine.archs import minimax_h3, taehv, wan
 from zerowaste_vae.engine.bench.subject import random_checkpoint
 
 from ...conftest import FIXTURES
@@ -101,3 +101,26 @@ def test_trained_taef2_in_16_bit(noise):
         made = vae.decode(z)
         assert decibels(made, frames) > least, precision
         assert torch.equal(vae.decode(z[1:]), made[1:])
+
+
+@pytest.mark.parametrize("file", ["taew2_1", "taew2_2_super", "lighttaehy1_5", "taeh3", "taeltx2_3"])
+def test_tiny_vaes_of_video_in_16_bit(file, noise):
+    """Of published widths, near fp32; chunks and parts have the bits of the whole clip, within what is stated."""
+    config = taehv.ARCHITECTURE.published.sizes(file)
+    tensors = random_checkpoint(config, architecture=taehv.ARCHITECTURE).tensors
+    vae, z = on_gpu(tensors, "fp16"), noise(1, config.latent_channels, 12, 15, 26)
+    peak = vae.plan_decode(12, 15, 26).peak_bytes
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    frames = vae.decode(z)
+    assert torch.cuda.max_memory_allocated() <= peak
+    count = frames.shape[1]
+    assert torch.equal(vae.decode(z, chunk=1), frames) and torch.equal(vae.decode(z, chunk=5), frames)
+    assert torch.equal(vae.decode(z, start=count - 4, frames=4), frames[:, -4:])
+    exact = on_gpu(tensors, "fp32")
+    assert decibels(frames, exact.decode(z)) > 45
+    video = frames[:, : vae.architecture.filled(20)]
+    latent = vae.encode(video)
+    assert torch.equal(vae.encode(video, chunk=2), latent)
+    error = (latent - exact.encode(video)).square().mean() / latent.square().mean()
+    assert -10 * error.log10() > 45

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import Checkpoint, load
 from zerowaste_vae.engine.archs import by_file, detect
-from zerowaste_vae.engine.archs.tae import SCALE, SHIFT, TAEF2, TAESD, Config
+from zerowaste_vae.engine.archs.tae import SCALE, SHIFT, TAEF2, TAESANA, TAESD, Config
 from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.errors import CheckpointError
 from zerowaste_vae.engine.loader import encoder_only
@@ -16,7 +16,16 @@ from zerowaste_vae.engine.planning.fusable import half_not_fused
 from .originals import close
 
 WIDTHS = (8, 12, 16, 20)
-FAMILIES = {"taesd": (TAESD, Config(WIDTHS, WIDTHS[::-1], 5)), "taef2": (TAEF2, Config(WIDTHS, WIDTHS, 6, pooled=True))}
+#: Parameters of TAESANA's decoder, whose lowest levels have 256 and 128 channels: three blocks of three convolutions
+#: and one without a bias at each of five levels, one block at the last, and both ends.
+SANA = (
+    sum(9 * (9 * w * w + w) + 9 * w * v for w, v in ((256, 128), (128, 64), (64, 64), (64, 64), (64, 64)))
+    + 3 * (9 * 64 * 64 + 64) + (9 * 32 * 256 + 256) + (9 * 64 * 3 + 3)
+)  # fmt: skip
+FAMILIES = {
+    "taesd": (TAESD, Config(WIDTHS, WIDTHS[::-1], 5)), "taef2": (TAEF2, Config(WIDTHS, WIDTHS, 6, pooled=True)),
+    "taesana": (TAESANA, Config((4, *WIDTHS), (*WIDTHS, 12, 8), 5, deep=True)),
+}  # fmt: skip
 
 
 def made(family, seed=0):
@@ -38,10 +47,13 @@ def test_published_widths_and_names(family):
     with torch.device("meta"):
         model = architecture.build(architecture.published.config)
     halves = [sum(p.numel() for p in half.parameters()) for half in (model.encoder, model.decoder)]
-    assert halves == {"taesd": [1_222_532, 1_222_531], "taef2": [1_338_528, 1_338_499]}[family]
+    published = {
+        "taesd": [1_222_532, 1_222_531], "taef2": [1_338_528, 1_338_499], "taesana": [1_256_288, SANA],
+    }  # fmt: skip
+    assert halves == published[family]
     tensors = made(family)
     assert detect(tensors) is architecture and loaded(tensors).model.config == config
-    assert by_file(f"{family}_decoder.safetensors") is architecture and by_file("taesana_encoder.pth") is None
+    assert by_file(f"{family}_decoder.safetensors") is architecture
     for name in ("taesdxl_decoder", "taesd3_encoder", "taef1_decoder"):
         assert by_file(f"{name}.safetensors") is TAESD
 
@@ -105,13 +117,14 @@ def test_comfyuis_combined_form(family):
 
 @pytest.mark.parametrize(("file", "scale", "shift"), [
     ("taesd_decoder", 0.18215, 0.0), ("TAESDXL-decoder", 0.13025, 0.0), ("taesd3_decoder", 1.5305, 0.0609),
-    ("taef1_decoder", 0.3611, 0.1159),
+    ("taef1_decoder", 0.3611, 0.1159), ("taesana_decoder", 0.41407, 0.0),
 ])  # fmt: skip
 def test_a_decoder_alone_is_scaled_by_its_name(file, scale, shift, tmp_path):
-    tensors = {n.removeprefix("decoder."): t for n, t in without_scale(made("taesd"), "decoder.").items()}
+    family = "taesana" if "sana" in file else "taesd"
+    tensors = {n.removeprefix("decoder."): t for n, t in without_scale(made(family), "decoder.").items()}
     save_file(tensors, tmp_path / f"{file}.safetensors")
     vae = load(tmp_path / f"{file}.safetensors", "fp32", "cpu")
-    assert (vae.arch, vae.can_encode) == ("taesd", False)
+    assert (vae.arch, vae.can_encode) == (family, False)
     assert float(vae.model.vae_scale) == pytest.approx(scale) and float(vae.model.vae_shift) == pytest.approx(shift)
     assert set(vae.source.weights(vae.model, torch.float32) if vae.source else vae.model.state_dict()) == {
         SCALE, SHIFT, *(f"decoder.{name}" for name in tensors)
@@ -133,17 +146,10 @@ def test_an_encoder_alone_is_known(family, tmp_path):
     assert (architecture.name, config) == (family, replace(FAMILIES[family][1], decoder_widths=None))
 
 
-@pytest.mark.parametrize("prefix", ["", "decoder.", "taesd_decoder."])
-def test_sanas_is_refused_by_name(prefix):
-    tensors = {f"{prefix}{n}": torch.ones(2) for n in ("29.weight", "28.conv.0.weight", "3.conv.0.weight", "1.weight")}
-    with pytest.raises(CheckpointError, match=r"Sana's reduced image VAE \(TAESANA\), which this pack does not run"):
-        loaded(tensors)
-
-
 # -- the originals -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["taesd", "taef1", "taef2"])
+@pytest.mark.parametrize("name", ["taesd", "taef1", "taef2", "taesana"])
 def test_outputs_are_the_originals(shared, name):
     """In pictures of 0..1; latents of Flux.2 as the network has them, 32 channels."""
     tensors = load_file(shared / "golden" / "distilled" / f"{name}.safetensors")

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from zerowaste_vae import Checkpoint, load
 from zerowaste_vae.engine.archs import by_file, detect
+from zerowaste_vae.engine.archs.taehv import ARCHITECTURE as TAEHV
 from zerowaste_vae.engine.archs.wan import WAN21, WAN22, Config
 from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.errors import CheckpointError
@@ -99,8 +100,8 @@ def test_reduced_decoders_are_named():
     assert WAN22.variant(replace(half, decoder_widths=(128, 256, 512, 512))) == "LightVAE with 1/2 of the channels"
     named = WAN21.variant(replace(light, pruned=PRUNED["wan2.1"]))
     assert named == "LightVAE without 9 of the decoder's 14 residual blocks"
-    files = {"lightvaew2_1.safetensors": WAN21, "MG-LightVAE.pth": WAN22, "lighttaew2_1.safetensors": None,
-             "flashvaed_wan.safetensors": None, "taew2_1.safetensors": None}  # fmt: skip
+    files = {"lightvaew2_1.safetensors": WAN21, "MG-LightVAE.pth": WAN22, "lighttaew2_1.safetensors": TAEHV,
+             "flashvaed_wan.safetensors": None, "taew2_1.safetensors": TAEHV}  # fmt: skip
     assert {file: by_file(file) for file in files} == files
 
 

@@ -21,6 +21,7 @@ from zerowaste_vae.engine.archs import (
     seedvr2,
     svd,
     tae,
+    taehv,
     wan,
 )
 from zerowaste_vae.engine.execution.core import Core
@@ -65,6 +66,8 @@ CONFIGS = {
     "svd": svd.Config(WIDTHS, WIDTHS, 4, 4, resnets=(1, 1), norm_groups=4),
     "taesd": tae.Config(WIDTHS, WIDTHS),
     "taef2": tae.Config(WIDTHS, WIDTHS, 32, pooled=True),
+    "taesana": tae.Config((16, *WIDTHS), (*WIDTHS, 32, 32), deep=True),
+    "taehv": taehv.Config(WIDTHS, WIDTHS),
 }
 #: Steps that may be the last one.
 ENDS = Pixels, Moments, PatchPixels, LayerMoments

@@ -21,7 +21,7 @@ from zerowaste_vae.engine.media.pngs import write_png_folder
 from ..archs.small import SMALL, WHOLE
 
 #: Of the families in which a layout alone does not say whose latents they are.
-SEVERAL = {"seedvr2", "sd", "flux", "taesd"}
+SEVERAL = {"seedvr2", "sd", "flux", "taesd", "taehv"}
 
 
 @pytest.fixture(autouse=True)

@@ -195,4 +195,4 @@ def test_why_off_names_widths_and_needs_no_model(monkeypatch):
     # 16 / 2 channels behind the last upsampler.
     assert "widths [8]" in why_off("wan2.1", wan.Config(None, (16, 16, 32, 32)), torch.bfloat16, device)
     assert "float32" in why_off("wan2.2", None, torch.float32, device)
-    assert why_off("taehv", None, torch.bfloat16, device) == "no fused network for taehv"
+    assert why_off("movq", None, torch.bfloat16, device) == "no fused network for movq"
