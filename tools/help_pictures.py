@@ -25,8 +25,10 @@ from PIL import Image  # noqa: E402
 PICTURES = ROOT / "web" / "docs" / "pictures"
 FIND = "app.graph.nodes.find((n) => n.type === '{}')"
 FIT = "void ((n) => n.setSize([{}, n.computeSize()[1]]))({})"
-# The labels of a machine where every optimisation has an effect: the limits of this one do not concern a reader.
-PLAIN = "void {}.widgets.forEach((w) => {{ w.label = w.label?.replace(/ \\(no effect here\\)$/, ''); }})"
+# As on a machine where every optimisation has an effect: the limits of this one do not concern a reader.
+PLAIN = """void {}.widgets.filter((w) => w.label?.endsWith(' (no effect here)')).forEach((w) => {{
+  [w.label, w.disabled] = [w.label.slice(0, w.label.lastIndexOf(' (')), false];
+}})"""
 EXPERT = "void {}.widgets.find((w) => w.name === 'expert').callback()"
 ALONE = "void [...app.graph.nodes].filter((n) => n.type !== '{}').forEach((n) => app.graph.remove(n))"
 
