@@ -33,6 +33,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 #: Page -> its text.
 PAGES = {p: p.read_text(encoding="utf-8") for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+#: With the help, the operators' notes and the log.
+EVERY_PAGE = {
+    page: page.read_text(encoding="utf-8")
+    for pages in (ROOT.glob("*.md"), *((ROOT / top).rglob("*.md") for top in ("assets", "docs", "engine", "web")))
+    for page in pages
+}
 NOT_PACKAGES = {"tests", "tools", "build", "dist"}
 
 
@@ -139,7 +145,7 @@ def test_readme_begins_for_users_of_comfyui():
 
 
 def test_links_of_pages_lead_somewhere():
-    for page, text in PAGES.items():
+    for page, text in EVERY_PAGE.items():
         for target, place in re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", text):
             if target.startswith("https://"):
                 continue
@@ -147,6 +153,15 @@ def test_links_of_pages_lead_somewhere():
             if place:
                 headings = re.findall(r"^#+ (.+)$", (page.parent / target).read_text(encoding="utf-8"), re.M)
                 assert place in {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in headings}, target
+
+
+def test_the_changelog_alone_speaks_of_earlier_versions():
+    """What was tried is in docs/log."""
+    words = re.compile(r"\b(used to|no longer|any more|formerly|this release|the tree before"
+                       r"|(an|the) (earlier|previous) (version|form|release|state)s?)\b")  # fmt: skip
+    pages = {p: t for p, t in EVERY_PAGE.items() if p.name != "CHANGELOG.md" and p.parent.name != "log"}
+    assert len(pages) > 40
+    assert {p.name: found.group() for p, t in pages.items() if (found := words.search(" ".join(t.split())))} == {}
 
 
 def test_every_page_is_reached_from_the_readme():
