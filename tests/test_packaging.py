@@ -144,6 +144,21 @@ def test_readme_begins_for_users_of_comfyui():
     assert README.count("\n") <= 200
 
 
+def test_readme_answers_three_questions_first(tmp_path, monkeypatch, capsys):
+    """Before all else; the command that it names prints what it says, for the card that it names."""
+    screen = README.partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| (.+\?) \| (.+) \|$", screen, re.M))
+    assert list(rows) == ["Does my model run?", "Does it fit my card?", "How long does it take?"]
+    command, card = re.search(r"`python (\S+) fits`.*`(--card .+?)`", rows["Does it fit my card?"]).groups()
+    assert f"python {command} info" in (ROOT / "docs" / "install.md").read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["fits", "wan2.1", "--size", "1280x720", *shlex.split(card)]) == 0
+    assert main(["fits", "mochi", "--size", "848x480", *shlex.split(card)]) == 0
+    said = capsys.readouterr().out
+    assert "expected (computed)" in said and re.search(r"whole frames, [\d.]+ GB +[\d.]+ to [\d.]+ s$", said, re.M)
+    assert "not timed" in said and 'says "not timed"' in rows["How long does it take?"]
+
+
 def test_links_of_pages_lead_somewhere():
     for page, text in EVERY_PAGE.items():
         for target, place in re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", text):
