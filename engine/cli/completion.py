@@ -31,7 +31,7 @@ _POWERSHELL = """Register-ArgumentCompleter -Native -CommandName zerowaste-vae -
     $words = switch -Wildcard ($line) {{
 {cases}
     }}
-    $words | Where-Object {{ $_ -like "$word*" }} | ForEach-Object {{
+    $words | Where-Object {{ $_ -like "$word*" -and ($word -or $_ -notlike '-*') }} | ForEach-Object {{
         [System.Management.Automation.CompletionResult]::new($_, $_, 'ParameterValue', $_)
     }}
 }}
