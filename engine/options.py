@@ -250,9 +250,9 @@ TOGGLES: dict[str, Toggle] = {
     "winograd": Toggle(
         "Winograd convolutions",
         "Convolutions in 16 bit with four ninths of the products, of rounded sums and differences of neighbouring "
-        "values: other bits, about 2 dB more rounding, weights of nearly twice the size. Off: as the table of cards "
-        "says, which has it on for RTX 30, 40 and 50 and other cards of their generations, and off for A100 to B300, "
-        "where it is slower. On: on every card.",
+        "values: other bits, about 2 dB more rounding, weights of nearly twice the size. Off: used on the cards "
+        "that gain by it, RTX 30, 40 and 50 and others of their generations, and not on A100 to B300, where it is "
+        "slower. On: used on every card.",
         True, _winograd, _by_card,
     ),
 }  # fmt: skip

@@ -33,6 +33,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 #: Page -> its text.
 PAGES = {p: p.read_text(encoding="utf-8") for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+#: With the help, the operators' notes and the log.
+EVERY_PAGE = {
+    page: page.read_text(encoding="utf-8")
+    for pages in (ROOT.glob("*.md"), *((ROOT / top).rglob("*.md") for top in ("assets", "docs", "engine", "web")))
+    for page in pages
+}
 NOT_PACKAGES = {"tests", "tools", "build", "dist"}
 
 
@@ -138,8 +144,23 @@ def test_readme_begins_for_users_of_comfyui():
     assert README.count("\n") <= 200
 
 
+def test_readme_answers_three_questions_first(tmp_path, monkeypatch, capsys):
+    """Before all else; the command that it names prints what it says, for the card that it names."""
+    screen = README.partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| (.+\?) \| (.+) \|$", screen, re.M))
+    assert list(rows) == ["Does my model run?", "Does it fit my card?", "How long does it take?"]
+    command, card = re.search(r"`python (\S+) fits`.*`(--card .+?)`", rows["Does it fit my card?"]).groups()
+    assert f"python {command} info" in (ROOT / "docs" / "install.md").read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["fits", "wan2.1", "--size", "1280x720", *shlex.split(card)]) == 0
+    assert main(["fits", "mochi", "--size", "848x480", *shlex.split(card)]) == 0
+    said = capsys.readouterr().out
+    assert "expected (computed)" in said and re.search(r"whole frames, [\d.]+ GB +[\d.]+ to [\d.]+ s$", said, re.M)
+    assert "not timed" in said and 'says "not timed"' in rows["How long does it take?"]
+
+
 def test_links_of_pages_lead_somewhere():
-    for page, text in PAGES.items():
+    for page, text in EVERY_PAGE.items():
         for target, place in re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", text):
             if target.startswith("https://"):
                 continue
@@ -147,6 +168,15 @@ def test_links_of_pages_lead_somewhere():
             if place:
                 headings = re.findall(r"^#+ (.+)$", (page.parent / target).read_text(encoding="utf-8"), re.M)
                 assert place in {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in headings}, target
+
+
+def test_the_changelog_alone_speaks_of_earlier_versions():
+    """What was tried is in docs/log."""
+    words = re.compile(r"\b(used to|no longer|any more|formerly|this release|the tree before"
+                       r"|(an|the) (earlier|previous) (version|form|release|state)s?)\b")  # fmt: skip
+    pages = {p: t for p, t in EVERY_PAGE.items() if p.name != "CHANGELOG.md" and p.parent.name != "log"}
+    assert len(pages) > 40
+    assert {p.name: found.group() for p, t in pages.items() if (found := words.search(" ".join(t.split())))} == {}
 
 
 def test_every_page_is_reached_from_the_readme():

@@ -4,8 +4,8 @@
 
 It leaves dist/zerowaste-vae (which `comfy node publish` uploads when run inside it) and dist/zerowaste-vae.zip. They
 hold the tracked files that .comfyignore does not name, with workflows/ as example_workflows/. The addresses of the
-icon, the banner, the documentation and the issue tracker, and the address to clone in README and docs/install.md,
-follow from `Repository` in pyproject.toml, the one place to fill.
+icon, the banner, the documentation and the issue tracker, the address to clone in README and docs/install.md, and those
+of what the pages link to and the archive leaves out, follow from `Repository` in pyproject.toml, the one place to fill.
 """
 
 from __future__ import annotations
@@ -61,9 +61,21 @@ def stage(target: Path, owner: str | None) -> None:
     if owner:
         repository = repository.replace("OWNER", owner)
     project.write_text(addressed(text, repository), encoding="utf-8")
-    for page in (target / "README.md", target / "docs" / "install.md"):
-        said = page.read_text(encoding="utf-8")
-        page.write_text(said.replace("URL_OF_THIS_REPOSITORY", repository), encoding="utf-8")
+    for page in target.rglob("*.md"):
+        said = page.read_text(encoding="utf-8").replace("URL_OF_THIS_REPOSITORY", repository)
+        page.write_text(linked(said, page, target, repository), encoding="utf-8")
+
+
+def linked(text: str, page: Path, target: Path, repository: str) -> str:
+    """Return a page whose links to files that `target` lacks lead to the repository."""
+
+    def link(found: re.Match) -> str:
+        place = (page.parent / found[1]).resolve()
+        if "://" in found[1] or place.exists():
+            return found[0]
+        return f"]({repository}/blob/main/{place.relative_to(target.resolve()).as_posix()}"
+
+    return re.sub(r"\]\(([^)#\s]+)", link, text)
 
 
 def addressed(text: str, repository: str) -> str:

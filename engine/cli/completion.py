@@ -11,24 +11,27 @@ _HELP = """to use it now and in every new shell:
   bash        zerowaste-vae completion bash >> ~/.bashrc
   zsh         zerowaste-vae completion zsh >> ~/.zshrc
   PowerShell  zerowaste-vae completion powershell >> $PROFILE"""
-#: Where words that are no options are files, shells complete files.
+#: Options are offered from the first hyphen on. Where nothing else is, shells complete files.
 _BASH = """_zerowaste_vae() {{
-    local line="${{COMP_WORDS[*]:1:COMP_CWORD-1}}" word="${{COMP_WORDS[COMP_CWORD]}}" words=""
+    local line="${{COMP_WORDS[*]:1:$((COMP_CWORD - 1))}}" word="${{COMP_WORDS[COMP_CWORD]}}" words="" but="-*"
     case "$line " in
 {cases}
     esac
-    COMPREPLY=($(compgen -W "$words" -- "$word"))
+    [[ $word == -* ]] && but=""
+    COMPREPLY=($(compgen -W "$words" -X "$but" -- "$word"))
 }}
 complete -o default -F _zerowaste_vae zerowaste-vae
 """
-_ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+_ZSH = """(( $+functions[compdef] )) || { autoload -U +X compinit && compinit; }
+autoload -U +X bashcompinit && bashcompinit
+"""
 _POWERSHELL = """Register-ArgumentCompleter -Native -CommandName zerowaste-vae -ScriptBlock {{
     param($word, $tree, $place)
     $line = (($tree.CommandElements | Select-Object -Skip 1 | ForEach-Object {{ "$_" }}) -join ' ') + ' '
     $words = switch -Wildcard ($line) {{
 {cases}
     }}
-    $words | Where-Object {{ $_ -like "$word*" }} | ForEach-Object {{
+    $words | Where-Object {{ $_ -like "$word*" -and ($word -or $_ -notlike '-*') }} | ForEach-Object {{
         [System.Management.Automation.CompletionResult]::new($_, $_, 'ParameterValue', $_)
     }}
 }}

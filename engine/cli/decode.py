@@ -151,10 +151,11 @@ def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
         clips, count, height, width, _ = shape
         said = f"{args.out}: {f'{clips} clips of ' if clips > 1 else ''}{count} frames {width}x{height}"
         said += f" at {float(fps):g} frames/s" if kind == "mp4" else ""
-        said += f", {vae.precision} on {vae.device}, decoded in {time.perf_counter() - began:.1f} s"
-        said += f" after {resumed} that were already there" if resumed else ""
+        said += f", {vae.precision} on {vae.device}"
+        said += f", {resumed} of them from the interrupted run, the others" if resumed else ","
+        said += f" decoded in {time.perf_counter() - began:.1f} s"
         if vae.last_report is not None and vae.last_report.lead:
-            said += f", including the {vae.last_report.lead} latents before them that they depend on"
+            said += f", with {vae.last_report.lead} earlier latents computed again for their history"
         print(said)
     running.give_report(vae, args)
     return 0

@@ -25,7 +25,8 @@ def add_vae_options(parser: argparse.ArgumentParser) -> None:
                        help="auto (see docs/precision.md), fp32, bf16, fp16; approximate: fp8, int8, "
                        "fp16_fast")  # fmt: skip
     group.add_argument("--min-db", type=float, default=0.0, metavar="DB",
-                       help="PSNR these keep against the exact path, and auto may go down to (0: none)")  # fmt: skip
+                       help="least PSNR against the exact path: fp8 and int8 keep it, and auto may go down to it "
+                       "(default: 0, no such floor, and auto is exact)")  # fmt: skip
     add_device(group)
     add_norm_groups(group)
     add_kernels(group)
@@ -260,8 +261,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
                        help="GPUs that share the clip, with the bits of one: all, or a list such as cuda:0,cuda:1 "
                        "(default: one)")  # fmt: skip
     group.add_argument("--split", metavar="S",
-                       help="no longer needed: ranks share a clip by segments, and auto, segments and rows all mean "
-                       "that")  # fmt: skip
+                       help="no effect: auto, segments and rows all mean segments")  # fmt: skip
     group.add_argument("--mixed-devices", action="store_true",
                        help="allow GPUs of different kinds, whose bits differ")  # fmt: skip
     group = parser.add_argument_group("output")

@@ -48,6 +48,12 @@ def clip(file: str) -> dict:
     }
 
 
+def test_the_log_at_start(host):
+    """One line of the pack's at most, before anything runs."""
+    before, started, _ = host.log().partition("Starting server")
+    assert started and sum("Zero-Waste" in line for line in before.splitlines()) <= 1
+
+
 @pytest.mark.parametrize("file", ["sub/tiny.safetensors", "sub/tiny.gguf"])
 def test_files_of_folders_elsewhere(host, file):
     """Listed under their folder, planned, loaded and run; the path is nobody's business."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -46,6 +47,20 @@ def test_addresses_follow_from_one(staged):
         assert "https://github.com/somebody/" in (staged / page).read_text()
         assert "URL_OF_THIS_REPOSITORY" not in (staged / page).read_text()
     assert "OWNER" in (ROOT / "pyproject.toml").read_text()
+
+
+def test_links_of_its_pages(staged):
+    """They lead to a file of the archive, or to one that only the repository has."""
+    away = set()
+    for page in staged.rglob("*.md"):
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8")):
+            inside = target.removeprefix("https://github.com/somebody/ComfyUI-ZeroWasteVAE/blob/main/")
+            if inside != target:
+                away.add(inside)
+            elif "://" not in target:
+                assert (page.parent / target).exists(), (page, target)
+    assert "CONTRIBUTING.md" in away and all((ROOT / name).is_file() and not (staged / name).exists() for name in away)
+    assert not (staged / "docs" / "log").exists() and any(name.startswith("docs/log/") for name in away)
 
 
 def test_the_registrys_own_tool_accepts_it(staged, tmp_path):

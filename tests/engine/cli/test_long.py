@@ -49,7 +49,7 @@ def test_frames_are_those_of_a_decode(place, vae_file, capsys):
     assert sorted(found) == [f"frame_{n:06d}.png" for n in range(19)]
     assert all((found[f"frame_{n:06d}.png"] == whole[n].numpy()).all() for n in range(19))
     assert place("decode", "l.safetensors", "part", "--chunk", 1, "--start", 7, "--frames", 4) == 0
-    assert "including the 2 latents before them that they depend on" in capsys.readouterr().out
+    assert "with 2 earlier latents computed again for their history" in capsys.readouterr().out
     assert same(pngs("part"), {name: p for name, p in found.items() if 7 <= int(name[6:12]) < 11})
     assert place("decode", "l.safetensors", "f.safetensors", "--chunk", 1, "--start", 17, "--output", "uint8") == 0
 
@@ -74,7 +74,7 @@ def test_png_resume(place, vae_file, monkeypatch, capsys, after):
         assert place("decode", "l.safetensors", "frames", "--chunk", 1, *other, "--resume") == 2
         assert "is of another clip or was made with other settings" in capsys.readouterr().err
     assert place("decode", "l.safetensors", "frames", "--chunk", 1, "--resume", "--off", "cuda_graphs") == 0
-    assert f"after {len(there)} that were already there" in capsys.readouterr().out
+    assert f", {len(there)} of them from the interrupted run, the others decoded in" in capsys.readouterr().out
     assert same(pngs("frames"), pngs("whole")) and not Path("frames.part").exists()
 
 
@@ -194,7 +194,8 @@ def test_several_devices_resume(place, monkeypatch, capsys):
     both = "--devices", "cpu,cpu", "--verbose"
     assert place("decode", "l.safetensors", "frames", "--chunk", 1, "--resume", *both) == 0
     out = capsys.readouterr().out
-    assert f"after {len(there)} that were already there" in out and "2 devices, " in out and "frames waiting" in out
+    assert f", {len(there)} of them from the interrupted run, the others decoded in" in out
+    assert "2 devices, " in out and "frames waiting" in out
     assert same(pngs("frames"), pngs("whole"))
 
 
@@ -248,7 +249,7 @@ def test_result_made_meanwhile_stays(place, monkeypatch, capsys, out, part):
     assert not any(Path(out).iterdir())
     Path(out).rmdir()
     assert place("decode", "l.safetensors", out, "--resume") == 0
-    assert "after 19 that were already there" in capsys.readouterr().out
+    assert ", 19 of them from the interrupted run, the others decoded in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("out", ["frames", "a.mp4"])
