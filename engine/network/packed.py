@@ -53,9 +53,10 @@ def in_tiles(operands: Operands, form: Form, channels: int, outputs: int, depth:
     return winograd2d.takes(form.dtype, channels, outputs)
 
 
-def last_conv_of(conv: Any, operands: Operands) -> Conv:
-    """Pack a convolution at a component's end, whose results may have another type than its operands: the Winograd form
-    makes none."""
+def outer_conv_of(conv: Any, operands: Operands) -> Conv:
+    """Pack a component's first or last convolution, which is direct: results of the last one may have another type than
+    its operands, which the Winograd form does not make, and what the first one rounds goes through all others, for less
+    than a thousandth of the products."""
     return conv_of(conv, replace(operands, winograd=False))
 
 

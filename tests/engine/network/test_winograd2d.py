@@ -97,6 +97,15 @@ def test_heavy_layers_at_the_latents_size_stay_direct(build, convolutions, exact
     assert fuse(half, torch.float16, WINOGRAD).formed[0] == 5
 
 
+def test_the_first_convolution_is_direct(build, convolutions):
+    """What it rounds goes through all others; it reads the latent, wide as it may be."""
+    half = build(Program.of("decoder", 64, Conv("enter", 64, 64), Res("deep.0", 64, 64, Group(4)), TILES,
+                            ShortcutUp("grow", 64, 64, temporal=True), STEP, Pixels("n", "c", 64, Group(4))),
+                 torch.float16)  # fmt: skip
+    found = {key: conv.weight.tiles for key, conv in convolutions(fuse(half, torch.float16, WINOGRAD)).items()}
+    assert not found.pop("decoder.enter") and sum(found.values()) == 3
+
+
 @pytest.mark.parametrize(("name", "share"), [("hunyuanvideo1.5", 0.055), ("wan2.2", 0.045)])
 def test_published_heavy_layers(convolutions, name, share):
     """Few of the products, and more than half of the weights that would take the form. An encoder ends at the latent's
