@@ -7,33 +7,32 @@
 FOLDER holds this checkout as zerowaste_vae. `assemble` needs no GPU: it assembles every kernel of the cases with its
 products as they are and repeated, counts them, and keeps the code in DIR; give that folder to `measure`, which then
 only measures. `measure` calibrates the GPU, times one kernel at several k (the knee), then each case with products as
-they are and at the ratio, and compares the frames; it writes FILE.json after every case and stops after --seconds.
-`page` writes the tables of docs/ratio.md and the data that `plan --card` computes with (engine/planning/ratio.json)
-from such files.
+they are and at the ratio, in the order of --cases, and compares the frames; it writes FILE.json after every case and
+stops after --seconds. With --targets a case runs under targets in GB, too, and what it took is put beside what its plan
+stated. `page` writes the tables of docs/ratio.md and the data that `plan --card` computes with
+(engine/planning/ratio.json) from such files.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
-import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from zerowaste_vae.engine.archs import by_name
-from zerowaste_vae.engine.bench.calls import Spread
+from zerowaste_vae.engine.bench.calls import GIB, Spread, settle
 from zerowaste_vae.engine.bench.profile import profile
 from zerowaste_vae.engine.bench.ratio import PLAIN, Ratio, ratio_of
 from zerowaste_vae.engine.bench.ratio.foreign import refuse_foreign
@@ -44,6 +43,9 @@ from zerowaste_vae.engine.bench.speed_limit import work
 from zerowaste_vae.engine.bench.subject import copy_of, random_checkpoint, seeded_input
 from zerowaste_vae.engine.bench.timing import measure as timed
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, conv3d, pack_weight
+from zerowaste_vae.engine.kernels.conv3d.winograd2d import launch as winograd
+from zerowaste_vae.engine.kernels.conv3d.winograd2d.form import Form
+from zerowaste_vae.engine.kernels.conv3d.winograd2d.ptx import text as winograd_text
 from zerowaste_vae.engine.kernels.gpus import RATES, find
 from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.prebuilt.keys import Key
@@ -54,12 +56,13 @@ from zerowaste_vae.engine.options import DEFAULTS, Options
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.planning.launches import META, keys_of, needs, uniform
 from zerowaste_vae.engine.planning.launches import _walk as dry_run
-from zerowaste_vae.engine.tuning.kept import nvidia_smi
 
 ROOT = Path(__file__).resolve().parent.parent
 CARD = "RTX 5070 Ti"
-#: Timed calls of a case in each form, after a first one; one more of the second form is profiled.
+#: Timed calls of a case with products as they are, and at the ratio, after a first one.
 RUNS = 2
+#: Latents of the clip of a first call that only loads kernels: the call before it took the memory.
+SHORT = 2
 #: k of sums in fp32 at which one kernel is timed, as shares of the card's.
 KNEE = (1.0, 2.0, 3.5)
 
@@ -83,18 +86,19 @@ class Case(NamedTuple):
         return replace(DEFAULTS, winograd=bool(self.on))
 
     def texts(self, form: str) -> Iterator[tuple[str, str]]:
-        """Yield symbol and PTX of every kernel of a prebuilt form that this decode launches."""
+        """Yield symbol and PTX of every kernel of a prebuilt form that this decode launches, and of those in Winograd
+        form, which no set holds."""
         a, fast = by_name(self.family), self.precision == "fp16_fast"
         kind = self.precision if self.precision == "int8" else None
         dtype = PRECISIONS.get(self.precision) or PRECISIONS[a.activations(self.precision, True)]
         options, config, here = self.options, a.published.config, prebuilt("", 90, form)
-        walk = FusedWalk(a, config, dtype, options)
+        walk, forms = FusedWalk(a, config, dtype, options), set[Form]()
         if "decoder" in walk.halves:
             # Kernels depend on a plane's area, not on its sides: a square of this one's launches the same.
             side = math.isqrt(self.height * self.width // (a.spatial * a.side) ** 2)
             found: set[Key] = set()
             for operands in {kind, None}:
-                with recording(here) as calls, torch.inference_mode(False), torch.no_grad():
+                with recording(here) as calls, noting(forms), torch.inference_mode(False), torch.no_grad():
                     walk.use("decoder", uniform(a.program("decoder", config), operands, fast))
                     dry_run(walk, "decoder", side)
                 found |= keys_of(calls)
@@ -102,6 +106,7 @@ class Case(NamedTuple):
             found = set(needs(a, config, "decoder", dtype, options, here=here, kind=kind, half_accumulate=fast))
         keys = sorted((key for key in found if library().has(form, key)), key=lambda key: key.digest)
         yield from ((one.symbol, one.ptx.decode()) for one in library().kernels(form, keys).values())
+        yield from ((one.symbol, winograd_text(one)) for one in sorted(forms, key=repr))
 
 
 CASES = (
@@ -109,13 +114,15 @@ CASES = (
     Case("seedvr2", "int8", 21, 1280, 720),
     Case("wan2.1", "bf16", 33, 1280, 720),
     Case("flux", "bf16", 1, 1024, 1024),
-    Case("ltx", "bf16", 41, 1280, 704),
+    Case("ltx", "bf16", 121, 1280, 704),
     Case("ltx-diffusion", "bf16", 41, 1280, 704),
     Case("ltx-diffusion", "int8", 41, 1280, 704),
     Case("seedvr2", "fp16_fast", 21, 1280, 720),
     Case("wan2.2", "bf16", 17, 1280, 720),
     Case("hunyuanvideo1.5", "fp16", 17, 1280, 720),
     Case("seedvr2", "fp16", 21, 1280, 720, ("winograd",)),
+    Case("seedvr2", "fp16_fast", 21, 1280, 720, ("winograd",)),
+    Case("seedvr2", "int8", 21, 1280, 720, ("winograd",)),
     Case("wan2.1", "bf16", 33, 1280, 720, ("winograd",)),
     Case("wan2.2", "bf16", 17, 1280, 720, ("winograd",)),
     Case("hunyuanvideo1.5", "fp16", 17, 1280, 720, ("winograd",)),
@@ -137,7 +144,9 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("assemble", "measure"):
         one = commands.add_parser(name)
         one.add_argument("--card", default=CARD, help=f"whose ratio (default: {CARD})")
-        one.add_argument("--cases", default="", help=f"of {', '.join(case.name for case in CASES)} (default: all)")
+        one.add_argument("--cases", default="", metavar="NAME[:RUNS[:PLAIN]],...",
+                         help="how often each is timed at the ratio and with products as they are (default: "
+                         f"{RUNS}, as often), of {', '.join(case.name for case in CASES)} (default: all)")  # fmt: skip
         one.add_argument("--folder", type=Path, required=True, help="of assembled code")
         one.add_argument("--ptxas", help="the assembler (default: Triton's)")
         one.add_argument("--factors", metavar="F32,F16,S32", help="k of each kind, in place of the measured ones")
@@ -146,6 +155,9 @@ def main(argv: list[str] | None = None) -> int:
     one.add_argument("--no-knee", action="store_true", help="leave the knee out")
     one.add_argument("--title", default="", help="of the page's section")
     one.add_argument("--seconds", type=float, default=1e9, help="no case begins after so many")
+    one.add_argument("--no-rows", action="store_true", help="do not time operators one by one")
+    one.add_argument("--db", action="store_true", help=f"compare {SHORT} latents' frames with fp32 on plain torch")
+    one.add_argument("--targets", default="", metavar="GB,GB", help="targets under which cases run (default: none)")
     pages = commands.add_parser("page")
     pages.add_argument("files", nargs="+", type=Path)
     args = parser.parse_args(argv)
@@ -153,11 +165,16 @@ def main(argv: list[str] | None = None) -> int:
         from ratio_page import write
 
         return write(args.files, ROOT)
-    wanted = [name for name in args.cases.split(",") if name]
-    if wrong := sorted(set(wanted) - {case.name for case in CASES}):
-        parser.error(f"{wrong[0]!r} is no case")
-    cases = [case for case in CASES if not wanted or case.name in wanted]
-    return assemble(args, cases) if args.command == "assemble" else measure(args, cases)
+    named, wanted = {case.name: case for case in CASES}, []
+    for one in args.cases.split(",") if args.cases else named:
+        name, *counts = one.split(":")
+        if name not in named or len(counts) > 2 or not all(map(str.isdecimal, counts)):
+            parser.error(f"{one!r} is no case")
+        runs = [int(count) for count in counts] or [RUNS]
+        wanted.append((named[name], runs[0], runs[-1]))
+    if args.command == "assemble":
+        return assemble(args, [case for case, *_ in wanted])
+    return measure(args, wanted)
 
 
 def assemble(args: argparse.Namespace, cases: list[Case]) -> int:
@@ -188,8 +205,9 @@ def assemble(args: argparse.Namespace, cases: list[Case]) -> int:
     return 0
 
 
-def measure(args: argparse.Namespace, cases: list[Case]) -> int:
-    """Measure cases one after the other; what fails is written down, and the exit code is 1."""
+def measure(args: argparse.Namespace, cases: list[tuple[Case, int, int]]) -> int:
+    """Measure cases one after the other, each timed so often at the ratio and with products as they are; what fails is
+    written down, and the exit code is 1."""
     began = time.monotonic()
     ratio = replace(ratio_of(args.card, None, torch.device("cuda", 0), args.folder), tool=args.ptxas)
     ratio = chosen(ratio, args)
@@ -201,28 +219,32 @@ def measure(args: argparse.Namespace, cases: list[Case]) -> int:
     }  # fmt: skip
     print(json.dumps({k: v for k, v in found.items() if k != "cases"}), flush=True)
     found["knee"] = [] if args.no_knee else list(knee(ratio))
-    for case in cases:
-        if time.monotonic() - began > args.seconds:
+    targets = [float(one) for one in args.targets.split(",") if one] or [None]
+    for (case, *runs), target in itertools.product(cases, targets):
+        if (spent := time.monotonic() - began) > args.seconds:
             print(f"{case.name}: left out, {args.seconds:.0f} s are over", flush=True)
             continue
         try:
-            row = decode(ratio, case)
+            row = decode(ratio, case, runs, target, not args.no_rows)
+            if args.db:
+                row["db"] = decibels(ratio, case)
         except Exception as error:
             row = {"case": case.name, "failed": f"{type(error).__name__}: {error}"}
+        row["began_s"], row["target_gb"] = round(spent, 1), target
         found["cases"].append(case._asdict() | row)
         print(json.dumps({k: v for k, v in row.items() if k != "rows"}), flush=True)
         args.out.write_text(json.dumps(found, indent=1))
-        torch.cuda.empty_cache()
-        if "failed" in row and len(found["cases"]) == 1:
-            return 1
     return int(any("failed" in row for row in found["cases"]))
 
 
 def chosen(ratio: Ratio, args: argparse.Namespace) -> Ratio:
-    """Return the ratio with the k of --factors, where that is given."""
+    """Return the ratio with the k of --factors, where that is given, and with the clock at which the GPU's products are
+    k times the card's: as many in a second, so another clock means other products in a clock."""
     if args.factors is None:
         return ratio
-    return ratio.scaled(dict(zip(ratio.factors, map(float, args.factors.split(",")), strict=True)))
+    k = dict(zip(ratio.factors, map(float, args.factors.split(",")), strict=True))
+    rates = {kind: k[kind] * rate for kind, rate in ratio.gpu.products.items()}
+    return replace(ratio, factors=k, measured=rates, mhz=ratio.mhz * ratio.measured["f32"] / rates["f32"])
 
 
 def knee(ratio: Ratio) -> Iterator[dict[str, float]]:
@@ -247,67 +269,117 @@ def convolution(device: torch.device) -> Callable[[], object]:
     return partial(conv3d, x, weight, out, epilogue=Epilogue(bias, residual, 32, health=health))
 
 
-def decode(ratio: Ratio, case: Case) -> dict[str, Any]:
-    """Time a decode with products as they are and at the ratio; the latter is profiled, too.
+@contextmanager
+def noting(forms: set[Form]) -> Iterator[None]:
+    """Add the texts in Winograd form that dry runs inside would launch."""
+    own = winograd.form_of
+
+    def noted(*given: Any) -> Form:
+        form = own(*given)
+        forms.add(form)
+        return form
+
+    winograd.form_of = noted
+    try:
+        yield
+    finally:
+        winograd.form_of = own
+
+
+@functools.lru_cache(maxsize=1)
+def weights(family: str, device: torch.device, host: bool) -> Any:
+    """Return a family's seeded weights, drawn on a device and moved to the host where that is asked for; those of the
+    last family are kept."""
+    made = random_checkpoint(architecture=by_name(family), device=device)
+    return replace(made, tensors={name: t.cpu() for name, t in made.tensors.items()}) if host else made
+
+
+def decode(ratio: Ratio, case: Case, runs: list[int], target: float | None, watched: bool) -> dict[str, Any]:
+    """Time a decode with products as they are and at the ratio.
+
+    Args:
+        ratio: the card's.
+        case: the decode.
+        runs: timed calls at the ratio and with products as they are; 0: none at the ratio.
+        target: GB that its plan keeps, None: the card's. What it took is put beside what was stated.
+        watched: at the ratio operators are timed one by one, too (under no target).
 
     Raises: RuntimeError where the frames differ; RatioError where torch's own libraries make products."""
     from zerowaste_vae import load
 
-    weights, row = random_checkpoint(architecture=by_name(case.family), device=ratio.device), {"case": case.name}
-    for name, k in (("plain", PLAIN), ("ratio", ratio.factors)):
+    # What the process holds for others is taken from a target.
+    source = weights(case.family, ratio.device, target is not None)
+    row: dict[str, Any] = {"case": case.name}
+    settle(ratio.device)
+    held, before = torch.cuda.memory_reserved(), None
+    for name, k, count in (("plain", PLAIN, runs[1]), ("ratio", ratio.factors, runs[0])):
+        if not count:
+            continue
         with ratio.scaled(k).running() as here:
-            vae = load(copy_of(weights), precision=case.precision, device=ratio.device)
+            vae = load(copy_of(source), precision=case.precision, device=ratio.device)
             vae.options = case.options
-            data = seeded_input(vae, "decoder", case.frames, case.width, case.height)
+            first = min(case.frames, vae.architecture.frames(SHORT))
+            short, data = (seeded_input(vae, "decoder", n, case.width, case.height) for n in (first, case.frames))
+            run = partial(vae.decode, vram_gb=target)
+            if case.precision == "int8":
+                run(short)  # measures ranges
             if name == "plain":
-                if case.precision == "int8":
-                    vae.decode(data)  # measures ranges
-                refuse_foreign(partial(vae.decode, data), whole(vae, case))
-            else:
+                refuse_foreign(partial(run, data), whole(vae, case))
+                if target:  # from here on memory is what calls in a row take
+                    settle(ratio.device)
+            elif watched and target is None:
                 with counting() as fetched:
                     row["rows"] = rows(profile(vae, "decode", data, 1, fetched), case.frames)
-            times, clocks = [], []
-            for _ in range(RUNS):
-                with sampled(clocks):
-                    began = time.perf_counter()
-                    frames = vae.decode(data)
-                    torch.cuda.synchronize()
-                    times.append(1e3 * (time.perf_counter() - began) / case.frames)
-            row[name], row[f"{name}_mhz"] = vars(Spread.of(times)), statistics.median(clocks) if clocks else None
-            row[f"{name}_digest"] = sha256((frames.float().cpu() + 0.0).numpy().tobytes()).hexdigest()[:12]
-            row["ran"] = vae.last_report.kernels
+            else:
+                run(short)
+            times = []
+            for _ in range(count):
+                began = time.perf_counter()
+                frames = run(data)
+                torch.cuda.synchronize()
+                times.append(1e3 * (time.perf_counter() - began) / case.frames)
+            row[name] = vars(Spread.of(times))
+            report = vae.last_report
+            row |= {"ran": report.kernels, "plan": report.plan, "off": report.off}
+            if name == "plain":
+                taken = (torch.cuda.max_memory_reserved() - held) / GIB
+                row |= {"stated_gb": report.predicted_gb, "reserved_gb": taken}
             if here.words not in row["ran"]:
                 raise RuntimeError(f"ran {row['ran']}")
-            vae.release()
-            del vae, frames
-    if row["plain_digest"] != row["ratio_digest"]:
-        raise RuntimeError(f"frames differ: {row['plain_digest']} and {row['ratio_digest']}")
+            vae.release_packed()
+            del vae, run
+            if before is not None and not torch.equal(before, frames):
+                raise RuntimeError("frames at the ratio differ from those with products as they are")
+            before = frames
     return row
+
+
+def decibels(ratio: Ratio, case: Case) -> float:
+    """Return the PSNR (peak 2, not clamped) of a case's first latents against fp32 on plain torch."""
+    with ratio.scaled(PLAIN).running():
+        off = short_frames(case.family, case.precision, case.width, case.height, case.options, ratio.device)
+    off = off - short_frames(case.family, "fp32", case.width, case.height, DEFAULTS, ratio.device)
+    return 10 * math.log10(4 / off.double().square_().mean().item())
+
+
+@functools.lru_cache(maxsize=2)
+def short_frames(
+    family: str, precision: str, width: int, height: int, options: Options, device: torch.device
+) -> torch.Tensor:  # fmt: skip
+    """Return the frames of a family's first latents as the network makes them. Those of fp32 stay for the next case."""
+    from zerowaste_vae import load
+
+    vae = load(copy_of(weights(family, device, False)), precision=precision, device=device)
+    vae.options = options
+    frames = vae.decode(seeded_input(vae, "decoder", vae.architecture.frames(SHORT), width, height), range="signed")
+    vae.release_packed()
+    return frames
 
 
 def whole(vae: Any, case: Case) -> float:
     """Return the FLOP of a case."""
     size = vae.architecture.latents(case.frames), case.height // vae.spatial, case.width // vae.spatial
     return work(vae.architecture, vae.model.config, "decoder", *size).flop
-
-
-@contextmanager
-def sampled(clocks: list[float]) -> Iterator[None]:
-    """Collect the GPU's clock (MHz, by nvidia-smi) while the block runs, but not its beginning and end."""
-    done, found = threading.Event(), []
-
-    def look() -> None:
-        while not done.is_set():
-            found.extend(float(line) for line in nvidia_smi("clocks.sm"))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        clocks += found[1:-1]
 
 
 def rows(found: Any, frames: int) -> list[dict[str, Any]]:

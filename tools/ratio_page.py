@@ -23,7 +23,7 @@ def write(files: list[Path], root: Path) -> int:
     found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     entries: dict[str, dict[str, Any]] = {}
     for one in found:
-        for case in measured(one):
+        for case in (case for case in measured(one) if "rows" in case):
             entry = entry_of(one, case)
             entries[" ".join((entry["family"], entry["precision"], entry["rates"], *entry["on"]))] = entry
     data = {"format": 1, "entries": [entries[name] for name in sorted(entries)]}
@@ -93,9 +93,10 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
         if "failed" in case:
             yield f"| {name} | not timed: {case['failed'].partition(': ')[2]} | | | |"
             continue
-        products = sum(row["ms"] for row in case["rows"] if row["kind"])
-        yield (f"| {name} | {spread(case['plain'])} | {spread(case['ratio'])} | {products:.1f} | "
-               f"{computed(found, case)} |")  # fmt: skip
+        products = more = "not timed"
+        if "rows" in case:
+            products, more = f"{sum(row['ms'] for row in case['rows'] if row['kind']):.1f}", computed(found, case)
+        yield f"| {name} | {spread(case['plain'])} | {spread(case['ratio'])} | {products} | {more} |"
     if knee := found.get("knee"):
         yield ""
         each = (f"{row['ms']:.2f} ({row['low']:.2f} to {row['high']:.2f}) at {row['k']:.2f}" for row in knee)

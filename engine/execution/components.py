@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..archs import Architecture
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
 from ..network.offload import lent, moving, moving_bytes
+from ..network.packed import HEAVY
 from ..network.plain import Half, Network
 from ..network.steps import Steps
 from ..network.stream import decode_features, decode_frames, encode_features, encode_moments
@@ -118,7 +119,7 @@ class FusedComponents:
             return self._pack(half, self._model)
         options, place = self._options, self._store.prepared(half)
         operands = self._walk.operands(half)
-        form = "F(2x2, 3x3)" if operands.winograd else False
+        form = f"F(2x2, 3x3) but {HEAVY} weights" if operands.winograd else False
         made_from = recipe(operands, options.composed_upsample, options.flash_attention, form)
         network = None if place is None else load(self._walk.network(half), place, made_from, self._device)
         if network is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,9 +41,13 @@ class Link:
 def pack_chain(
     steps: Sequence[Step], part: Callable[[str], nn.Module], operands: Operands, options: Options
 ) -> tuple[Link, ...]:
-    """Pack steps that follow each other, so that the sums of each result reach the norm that reads it."""
-    behind = [*(s.groups for s in steps[1:]), 0]
-    return tuple(Link(s, s.pack(part, operands, options), g) for s, g in zip(steps, behind, strict=True))
+    """Pack steps that follow each other, so that the sums of each result reach the norm that reads it. operands: with
+    the scale of the first step."""
+    behind, links = [*(s.groups for s in steps[1:]), 0], []
+    for step, groups in zip(steps, behind, strict=True):
+        links.append(Link(step, step.pack(part, operands, options), groups))
+        operands = replace(operands, scale=operands.scale * step.space[0] // step.space[1])
+    return tuple(links)
 
 
 def sizes(run: ExecutionContext, links: Sequence[Link], size: Size) -> list[Size]:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -53,6 +54,7 @@ class Fused:
         self.gathers, self.chunks, self.piece = program.gathers, program.chunk, program.piece
         operands = operands or Operands(dtype, winograd=options.winograd is True and not program.style.direct)
         part = half.part if device is None else lambda name: lent(device, half.part(name))[0]
+        operands = replace(operands, scale=program.scale)
         links = iter(pack_chain(program.steps, part, operands, options))
         self.stages = [tuple(next(links) for _ in steps) for steps in program.stages()]
         self._rates = program.rates

@@ -16,6 +16,9 @@ from ..runtime.weights import Conv
 #: Convolutions of at most this many products per position and tap also keep weights for a clip's first two frames: the
 #: convolutions at 4x and 8x of the published SeedVR2 decoder are two thirds of its work and, in fp16, 30 of 246 MB.
 EARLY = 512 * 256
+#: Convolutions of so many weights at the latent's own resolution stay direct: they make 4.7 % of the products of
+#: HunyuanVideo 1.5's decoder and 3.9 % of Wan 2.2's, and would be 2.2 of 3.8 GB and 1.0 of 1.8 GB in Winograd form.
+HEAVY = 1 << 24
 
 
 def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
@@ -26,7 +29,7 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
     strided = stride != (1, 1, 1)
     # Values that no norm bounds may be so large that the differences Winograd takes overflow.
     suits = normed and not strided and kernel.shape[3:] == (3, 3)
-    tiles = suits and in_tiles(operands, form, c, n)
+    tiles = suits and in_tiles(operands, form, c, n, taps)
     early = taps == 3 and n * c <= EARLY and conv.head == "replicate" and not strided and not conv.after
 
     def make(balancer: Balancer | None) -> tuple[Weight, Tensor]:
@@ -37,14 +40,23 @@ def conv_of(conv: Any, operands: Operands, normed: bool = True) -> Conv:
     return operands.once(conv.key, form, lambda: packed_conv(conv.key, form, make, stride=stride))
 
 
-def in_tiles(operands: Operands, form: Form, channels: int, outputs: int) -> bool:
-    """Check whether a convolution of these widths in a form has the Winograd form: in 16 bit, with sums in fp32."""
-    return operands.winograd and not form.half_accumulate and winograd2d.takes(form.dtype, channels, outputs)
+def in_tiles(operands: Operands, form: Form, channels: int, outputs: int, depth: int) -> bool:
+    """Check whether a convolution has the Winograd form: in 16 bit, with sums in fp32, and not HEAVY.
+
+    Args:
+        channels, outputs, depth: of its weight [outputs, channels, depth, 3, 3]; of one phase.
+    """
+    if not operands.winograd or form.half_accumulate:
+        return False
+    if operands.scale == 1 and outputs * channels * depth * 9 >= HEAVY:
+        return False
+    return winograd2d.takes(form.dtype, channels, outputs)
 
 
-def last_conv_of(conv: Any, operands: Operands) -> Conv:
-    """Pack a convolution at a component's end, whose results may have another type than its operands: the Winograd form
-    makes none."""
+def outer_conv_of(conv: Any, operands: Operands) -> Conv:
+    """Pack a component's first or last convolution, which is direct: results of the last one may have another type than
+    its operands, which the Winograd form does not make, and what the first one rounds goes through all others, for less
+    than a thousandth of the products."""
     return conv_of(conv, replace(operands, winograd=False))
 
 

@@ -304,6 +304,11 @@ class Program:
         first = math.prod(s.time[1] for s in self.steps)
         return tuple(accumulate(self.steps, lambda rate, s: rate * s.time[0] // s.time[1], initial=first))
 
+    @property
+    def scale(self) -> int:
+        """Return the rows that enter the first step for each row of the latent."""
+        return math.prod(s.space[1] for s in self.steps)
+
     @functools.cached_property
     def rate(self) -> Fraction:
         """Return the ratio of results to inputs in time."""

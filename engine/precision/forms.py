@@ -42,11 +42,13 @@ class Form:
 @dataclass(frozen=True)
 class Operands:
     """The forms of all convolutions of a network whose activations are `dtype`. winograd: use the Winograd form where a
-    convolution supports it. `packed` caches packed weights, for networks that differ in a few convolutions."""
+    convolution supports it. scale: rows that the convolution reads for each row of the latent. `packed` caches packed
+    weights, for networks that differ in a few convolutions."""
 
     dtype: torch.dtype
     policy: Policy = EXACT
     winograd: bool = field(default=False, kw_only=True)
+    scale: int = field(default=1, kw_only=True)
     packed: dict[tuple[str, Form], Any] = field(default_factory=dict)
 
     def form(self, key: str, normed: bool = True) -> Form:

@@ -65,6 +65,53 @@ def test_the_page_and_the_data_are_written(page, tmp_path):
     assert isinstance(expected(gpu, DEFAULT, config, "decoder", "fp16", 6, 90, 160, data=data), Expected)
 
 
+def test_a_decode_without_times_of_its_operators_is_in_the_tables_only(page, tmp_path):
+    for folder in ("docs", "engine/planning"):
+        (tmp_path / folder).mkdir(parents=True)
+    place = tmp_path / "docs" / "ratio.md"
+    place.write_text(f"{page.BEGIN}\n{page.END}\n")
+    one = found()
+    del one["cases"][0]["rows"]
+    (tmp_path / "1.json").write_text(json.dumps(one))
+    page.write([tmp_path / "1.json"], tmp_path)
+    assert "| 40.0 (39.0 to 41.5) | 39.0 (39.0 to 41.5) | not timed | not timed |" in place.read_text()
+    assert json.loads((tmp_path / "engine/planning/ratio.json").read_text())["entries"] == []
+
+
+@pytest.fixture
+def tool(load_tool):
+    return load_tool("measure_ratio")
+
+
+def test_texts_of_both_forms_are_assembled_ahead(tool):
+    """No set holds those in Winograd form: measuring would have to assemble them."""
+    direct, form = (case for case in tool.CASES if case.family == "flux")
+    symbols, formed = ({symbol for symbol, _ in case.texts("C")} for case in (direct, form))
+    assert formed - symbols == {"winograd2d_bf16"} and len(list(form.texts("C"))) > len(formed)
+
+
+def test_another_k_is_another_clock_of_the_same_products(tool):
+    import argparse
+
+    import torch
+    from zerowaste_vae.engine.bench.ratio import Ratio
+    from zerowaste_vae.engine.kernels.gpus import find
+
+    gpu = find("RTX 5070 Ti", "").gpu
+    rates = {"f32": 1360.0, "f16": 1360.0, "s32": 2720.0}
+    ratio = Ratio(gpu, torch.device("cpu"), None, dict.fromkeys(rates, 5.0), rates, 1776.0, 132, None)
+    here = tool.chosen(ratio, argparse.Namespace(factors="4.79,2.41,2.39"))
+    assert here.measured["f32"] * here.mhz == pytest.approx(1360.0 * 1776.0)
+    assert here.measured == pytest.approx({"f32": 1226.24, "f16": 1233.92, "s32": 2447.36}) and here.mhz > 1960
+    assert tool.chosen(ratio, argparse.Namespace(factors=None)) is ratio
+
+
+@pytest.mark.parametrize("names", ["seedvr2", "seedvr2-fp16:x", "seedvr2-fp16:1:2:3", ""])
+def test_what_is_no_case_is_refused(tool, names, tmp_path):
+    with pytest.raises(SystemExit):
+        tool.main(["assemble", "--cases", names or ",", "--folder", str(tmp_path)])
+
+
 def test_the_data_that_ship_are_of_the_files_that_ship(page, tmp_path):
     """`measure_ratio.py page` was run after the last measurement."""
     for folder in ("docs", "engine/planning"):

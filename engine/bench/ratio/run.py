@@ -111,14 +111,15 @@ class Ratio:
             found = entry(form, key)
             return replace(found, shared=padded(found.shared, found.warps))
 
-        # Kernels are loaded when they are launched: those of other sizes would have to be assembled, too.
-        driving.load, sets.entry, sets.texts = loaded, held, lambda *_: []
+        # Kernels are loaded when they are launched: those of other sizes would have to be assembled, too. So parts of a
+        # set stay unpacked: the next form reads them again.
+        driving.load, sets.entry, sets.texts, sets.forget = loaded, held, lambda *_: [], lambda *_: None
         try:
             chosen = replace(chosen, winograd=WINOGRAD[self.gpu.rates])
             with standing_in(chosen):
                 yield chosen
         finally:
-            del driving.load, sets.entry, sets.texts
+            del driving.load, sets.entry, sets.texts, sets.forget
 
     @contextmanager
     def _by_triton(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from ...precision.forms import Operands
 from ...runtime.allowance import find_workspace
 from ...runtime.context import ExecutionContext
 from ...runtime.weights import Conv as Packed
-from ..packed import conv_of
+from ..packed import outer_conv_of
 from ..program import Step
 from ..state import State
 from ..tree import find, graft
@@ -210,7 +210,7 @@ class Conv(Between):
         return y + x.repeat_interleave(self.c_out // self.c_in, 1)
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Packed:
-        return conv_of(part(self.name), operands)
+        return outer_conv_of(part(self.name), operands)
 
     def run(self, packed: Packed, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
             first: int) -> Result:  # fmt: skip

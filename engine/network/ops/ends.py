@@ -19,7 +19,7 @@ from ...options import Options
 from ...precision.forms import Operands
 from ...runtime.context import ExecutionContext
 from ...runtime.weights import Conv, Output
-from ..packed import clip_kernel, last_conv_of, norm_of
+from ..packed import clip_kernel, norm_of, outer_conv_of
 from ..program import Step
 from ..state import State
 from ..tree import find, graft
@@ -212,7 +212,7 @@ class Moments(_End):
         return y + mean(x.unflatten(1, (self.width, -1)), 2)
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
-        return PackedEnd(norm_of(part(self.norm_name)), last_conv_of(part(self.name), operands))
+        return PackedEnd(norm_of(part(self.norm_name)), outer_conv_of(part(self.name), operands))
 
     def run(self, packed: PackedEnd, run: ExecutionContext, x: Tensor, sums: Sums, out: Tensor | None, groups: int,
             first: int) -> Result:  # fmt: skip
@@ -254,7 +254,7 @@ class Pixels(_End):
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> PackedEnd:
         norm, conv = norm_of(part(self.norm_name)), part(self.name)
         if self.patch > 1:
-            return PackedEnd(norm, last_conv_of(conv, operands))
+            return PackedEnd(norm, outer_conv_of(conv, operands))
         weight = pack_weight(clip_kernel(conv.weight), operands.dtype)
         columns = columns_weight(weight) if self.colours <= MOST_OUTPUTS else None
         return PackedEnd(norm, Output(conv.key, weight, conv.bias.float(), columns))

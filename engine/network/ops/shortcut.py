@@ -101,7 +101,7 @@ class ShortcutUp(Shortcut):
         conv, z = part(self.name).convolution, self.time[0]
         form = operands.form(conv.key, normed=False)
         # An overflowing sum of values that no norm bounds is detected and computed again.
-        tiles = in_tiles(operands, form, self.c_in, self.c_out)
+        tiles = in_tiles(operands, form, self.c_in, self.c_out, clip_kernel(conv.weight).shape[2])
 
         def make(balancer: Balancer | None) -> tuple[Weight, Tensor]:
             kernel, phases = _by_phase(clip_kernel(conv.weight), z), (z, 2, 2)

@@ -10,6 +10,7 @@ from zerowaste_vae.engine.calibration import sampling
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.gpus import GPUS
 from zerowaste_vae.engine.kernels.targets import prebuilt, projected, under
+from zerowaste_vae.engine.network import packed
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.ops.conv import Conv
 from zerowaste_vae.engine.network.ops.ends import Pixels
@@ -21,6 +22,7 @@ from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.planning.launches import uniform
 from zerowaste_vae.engine.precision.forms import Operands
+from zerowaste_vae.engine.precision.modes import PRECISIONS
 from zerowaste_vae.engine.precision.policy import Policy, eligible
 from zerowaste_vae.engine.runtime.handover import hand_over, take_over
 from zerowaste_vae.engine.runtime.parking import Parking
@@ -78,6 +80,49 @@ def test_every_plan_has_the_same_bits(build, convolutions, exact_sums, dtype, no
     whole, *others = (decode(network, z, *plan) for plan in PLANS)
     assert all(torch.equal(whole, other) for other in others)
     assert least < sampling.decibel(sampling.mse([whole], [decode(direct, z, 5, 0)])) < 120
+
+
+@torch.no_grad()
+def test_heavy_layers_at_the_latents_size_stay_direct(build, convolutions, exact_sums, monkeypatch):
+    """The layer's place in the network decides, and no plan: those of as many weights on larger frames have the
+    form."""
+    monkeypatch.setattr(packed, "HEAVY", 64 * 64 * 27)
+    half, z = build(decoder(Group(4)), torch.float16), torch.randn(5, 34, 3, 8)
+    network = fuse(half, torch.float16, WINOGRAD)
+    formed = {key for key, conv in convolutions(network).items() if conv.weight.tiles}
+    assert formed == {"decoder.wide.0.conv1", "decoder.wide.0.conv2"}
+    whole, *others = (decode(network, z, *plan) for plan in PLANS[:4])
+    assert all(torch.equal(whole, other) for other in others)
+    monkeypatch.setattr(packed, "HEAVY", 64 * 64 * 27 + 1)
+    assert fuse(half, torch.float16, WINOGRAD).formed[0] == 5
+
+
+def test_the_first_convolution_is_direct(build, convolutions):
+    """What it rounds goes through all others; it reads the latent, wide as it may be."""
+    half = build(Program.of("decoder", 64, Conv("enter", 64, 64), Res("deep.0", 64, 64, Group(4)), TILES,
+                            ShortcutUp("grow", 64, 64, temporal=True), STEP, Pixels("n", "c", 64, Group(4))),
+                 torch.float16)  # fmt: skip
+    found = {key: conv.weight.tiles for key, conv in convolutions(fuse(half, torch.float16, WINOGRAD)).items()}
+    assert not found.pop("decoder.enter") and sum(found.values()) == 3
+
+
+@pytest.mark.parametrize(("name", "share"), [("hunyuanvideo1.5", 0.055), ("wan2.2", 0.045)])
+def test_published_heavy_layers(convolutions, name, share):
+    """Few of the products, and more than half of the weights that would take the form. An encoder ends at the latent's
+    size; Wan 2.2's has 640 channels there, which are not so many weights."""
+    one = by_name(name)
+    dtype = PRECISIONS[one.native]
+    direct, tiled = (FusedWalk(one, one.published.config, dtype, options) for options in (DEFAULTS, WINOGRAD))
+    for half, formed in (("decoder", False), ("encoder", name == "wan2.2")):
+        convs = convolutions(tiled.network(half)).items()
+        middle = {conv.weight.tiles for key, conv in convs if ".mid" in key and conv.weight.kernel == (3, 3, 3)}
+        assert middle == {formed} and any(conv.weight.tiles for _, conv in convs)
+    calls = tiled.run("decoder", 45, 80).calls.values()
+    suits = [c for c in calls if c.weight.kernel[1:] == (3, 3) and c.weight.channels >= 128]
+    stays = [c for c in suits if not c.weight.tiles]
+    assert 0 < sum(c.work for c in stays) < share * sum(c.work for c in suits)
+    weights = [walk.network("decoder").nbytes for walk in (direct, tiled)]
+    assert weights[1] < 1.35 * weights[0]
 
 
 @torch.no_grad()

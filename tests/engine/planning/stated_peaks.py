@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits, Machine
 from zerowaste_vae.engine.planning.cost import Rates
 from zerowaste_vae.engine.planning.fusable import not_fused, why_no_8_bit
+from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.planning.make import make_planner
 from zerowaste_vae.engine.planning.plain_walk import Torch
 from zerowaste_vae.engine.precision.modes import PRECISIONS, Mode
@@ -33,7 +35,9 @@ GIB = 1 << 30
 
 
 def components() -> Iterator[tuple[str, Architecture, str, str, str]]:
-    """Yield (name, architecture, half, precision, "fused" or "plain") of each component; 8 bit where it has it."""
+    """Yield (name, architecture, half, precision, kind) of each component; 8 bit where it has it.
+
+    kind: "fused", "plain", or "form" for fused with convolutions in Winograd form, where it has such."""
     for architecture in ARCHITECTURES:
         config = architecture.published.config
         programs = architecture.programs(config)
@@ -44,16 +48,22 @@ def components() -> Iterator[tuple[str, Architecture, str, str, str]]:
                 dtype = PRECISIONS[architecture.activations(precision, True)]
                 if precision != "int8" or why_no_8_bit(programs, dtype, not_fused(programs, dtype)) is None:
                     yield f"{architecture.name} {half} {precision} {kind}", architecture, half, precision, kind
+            dtype = PRECISIONS[architecture.activations(architecture.native, True)]
+            walk = FusedWalk(architecture, config, dtype, replace(DEFAULTS, winograd=True))
+            if half in walk.halves and walk.network(half).formed[0]:
+                name = f"{architecture.name} {half} {architecture.native} form"
+                yield name, architecture, half, architecture.native, "form"
 
 
 def peaks(architecture: Architecture, half: str, precision: str, kind: str) -> dict[str, int | str]:
     """Return {target in GiB: stated peak in bytes, or "refused"}."""
     config = architecture.published.config
     dtype = PRECISIONS[architecture.activations(precision, True)]
-    fused = kind == "fused" and not_fused(architecture.programs(config), dtype) is None
+    fused = kind != "plain" and not_fused(architecture.programs(config), dtype) is None
     mode = Mode(precision) if precision == "int8" else Mode()
+    options = replace(DEFAULTS, winograd=kind == "form")
     planner = make_planner(
-        architecture, config, dtype, DEFAULTS, mode, lambda: fused, lambda: Torch(products=False, reserves=True),
+        architecture, config, dtype, options, mode, lambda: fused, lambda: Torch(products=False, reserves=True),
         Rates(), waits=True,
     )  # fmt: skip
     side = architecture.spatial * architecture.side
