@@ -14,9 +14,13 @@ import venv
 import zipfile
 from pathlib import Path
 
+from zerowaste_vae import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 #: What is ours, and what an installation leaves for itself.
 OURS = ("zerowaste", "__editable__")
+#: What the command says of its version, and of the next one's.
+FIRST, SECOND = f"zerowaste-vae {__version__}\n", "zerowaste-vae 99.0.0\n"
 LIB = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
 
 
