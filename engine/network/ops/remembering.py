@@ -27,10 +27,11 @@ def _with_past(x: Tensor, state: State | None, key: str, period: int) -> Tensor:
     first, held = (0, None) if state is None else (state.count(key, x), state.histories.get(key))
     if not x.shape[2]:
         return x.repeat(1, 2, 1, 1, 1)
-    past = [torch.zeros_like(x[:, :, :1]) if held is None else held, *x[:, :, :-1].split(1, 2)]
+    frames = x.split(1, 2)
+    past = [torch.zeros_like(frames[0]) if held is None else held, *frames[:-1]]
     for i in range(len(past)) if period else ():
         if (first + i) % period == 0:
-            past[i] = torch.zeros_like(past[i])
+            past[i] = torch.zeros_like(frames[0])
     both = torch.cat((x, torch.cat(past, 2) if len(past) > 1 else past[0]), 1)
     if state is not None:
         state.keep(key, x[:, :, -1:])
