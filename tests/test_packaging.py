@@ -170,6 +170,14 @@ def test_links_of_pages_lead_somewhere():
                 assert place in {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in headings}, target
 
 
+def test_files_that_pages_name_are_there():
+    place = re.compile(r"(?<![\w/.])((?:engine|nodes|tests|tools|locales|docs|assets)/[\w./-]+)")
+    pages = {p: t for p, t in EVERY_PAGE.items() if p.parent.name != "log" and p.name != "CONTRIBUTING.md"}
+    named = {(page.name, name.rstrip("./")) for page, text in pages.items() for name in place.findall(text)}
+    assert len(named) > 30
+    assert {(page, name) for page, name in named if not (ROOT / name).exists()} == set()
+
+
 def test_the_changelog_alone_speaks_of_earlier_versions():
     """What was tried is in docs/log."""
     words = re.compile(r"\b(used to|no longer|any more|formerly|this release|the tree before"

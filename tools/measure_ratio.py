@@ -127,6 +127,7 @@ CASES = (
     Case("wan2.2", "bf16", 17, 1280, 720, ("winograd",)),
     Case("hunyuanvideo1.5", "fp16", 17, 1280, 720, ("winograd",)),
     Case("flux", "bf16", 1, 1024, 1024, ("winograd",)),
+    Case("ltx", "bf16", 121, 1280, 704, ("winograd",)),
     Case("qwenimage2.1", "bf16", 1, 1024, 1024),
     Case("mage", "bf16", 1, 1024, 1024),
     Case("hunyuanimage", "fp16", 1, 1024, 1024),

@@ -3,6 +3,7 @@ A latent is 8x8 pixels or a multiple, and 4 frames or 8."""
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -137,29 +138,32 @@ def _axis(shapes: Shapes, name: str, axis: int, absent: int) -> int:
     return shape[axis] if len(shape) == 4 else absent
 
 
+_conv = functools.partial(Rectified, flat=True)
+
+
 def decoder(config: Config) -> Program:
     w, latent, leak = config.decoder_widths[::-1], config.latent_channels, f"/{LEAK}" if config.leaky else ""
     scaled = Scaled(*_PLACES, each=latent, limits=not config.wide)
     sections, rate = config.sections, config.rate
     # A clip's first latent is one frame: the others that are made of it are left out behind the last block.
     drop, period = rate - 1, sections.rate * sections.latents if sections.latents > 1 else 0
-    first = Rectified("1", latent, w[0], relu=True, leak=leak)
-    items: list[Step | Mark] = [scaled, Rectified("0", latent, w[0], side=1, bias=False) if config.wide else first]
+    first = _conv("1", latent, w[0], relu=True, leak=leak)
+    items: list[Step | Mark] = [scaled, _conv("0", latent, w[0], side=1, bias=False) if config.wide else first]
     for i, blocks in enumerate(_SUPER if config.wide else _DECODER):
         last = i == 2
         how = {"count": config.grows[i], "drop": drop if last else 0, "period": period if last else 0}
         if config.wide:
             items += [WideRemember(str(n), w[i]) for n in blocks]
-            up = Rectified(str(blocks[-1] + 1), w[i], 4 * w[i + 1], relu=True, parted=2)
+            up = _conv(str(blocks[-1] + 1), w[i], 4 * w[i + 1], relu=True, parted=2)
             resampled: list[Step | Mark] = [up, Grow(str(blocks[-1] + 4), w[i + 1], **how)]
         else:
             items += [Remember(str(n), w[i], leak) for n in blocks]
-            up = Rectified(str(blocks[-1] + 3), w[i], w[i + 1], relu=last, to="double", leak=leak if last else "")
+            up = _conv(str(blocks[-1] + 3), w[i], w[i + 1], relu=last, to="double", leak=leak if last else "")
             # The frames' convolution of single positions comes before pixels are repeated: a quarter of the products.
             resampled = [Grow(str(blocks[-1] + 2), w[i], **how), up]
         items += [*([] if i else [TILES]), *resampled, STEP]
     unit = "" if config.leaky else "after"
-    items.append(Rectified("22", w[3], COLOURS * config.patch**2, unit=unit, parted=config.patch))
+    items.append(_conv("22", w[3], COLOURS * config.patch**2, unit=unit, parted=config.patch))
     if period:
         return Sectioned("decoder", tuple(items), latent, STYLE, sections=sections)
     return Program("decoder", tuple(items), latent, STYLE)
@@ -172,14 +176,14 @@ def encoder(config: Config) -> Program:
     period = sections.rate * sections.latents
     items: list[Step | Mark] = [Led("black", sections.lead, sections.frames)] if led else []
     unit = "" if config.leaky else "before"
-    items.append(Rectified("0", COLOURS * p**2, w[0], relu=True, unit=unit, block=8 * p, joined=p, leak=leak))
+    items.append(_conv("0", COLOURS * p**2, w[0], relu=True, unit=unit, block=8 * p, joined=p, leak=leak))
     for i, blocks in enumerate(_ENCODER):
         period //= config.pools[i]
         items += [Pool(str(blocks[0] - 2), w[i], config.pools[i]),
-                  Rectified(str(blocks[0] - 1), w[i], w[i + 1], to="half"), *([] if i else [STEP])]  # fmt: skip
+                  _conv(str(blocks[0] - 1), w[i], w[i + 1], to="half"), *([] if i else [STEP])]  # fmt: skip
         items += [TILES] if i == 2 else []
         items += [Remember(str(n), w[i + 1], leak, period if led else 0) for n in blocks]
-    items += [Rectified("17", w[3], latent), Scaled(*_PLACES, leaves=True, each=latent)]
+    items += [_conv("17", w[3], latent), Scaled(*_PLACES, leaves=True, each=latent)]
     return Sectioned("encoder", tuple(items), COLOURS, STYLE, sections=sections)
 
 

@@ -30,6 +30,7 @@ class _Functions(TorchFunctionMode):
         self._others: dict[Any, Callable[..., Any]] = {F.scaled_dot_product_attention: _lean_attention}
         if products:
             self._others[F.conv3d] = _as_products
+            self._others[F.conv2d] = _as_flat_products
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._others.get(func, func)(*args, **(kwargs or {}))
@@ -41,6 +42,14 @@ def _lean_attention(q: Tensor, *_: Any, **__: Any) -> Tensor:
 
 def _as_products(*args: Any) -> Tensor:
     return exact.conv3d(*args[:5], taps=1)
+
+
+def _as_flat_products(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...],
+                      padding: tuple[int, ...], *others: Any) -> Tensor:  # fmt: skip
+    if others:  # a call of torch's own module, which computes no products
+        return F.conv2d(x, weight, bias, stride, padding, *others)
+    y = exact.conv3d(x.unsqueeze(2), weight.unsqueeze(2), bias, (1, *stride), (0, *padding), taps=1)
+    return y.squeeze(2)
 
 
 #: Calls inside `unseen` bypass _Functions, except those inside `seen`: each query of a size would take 4 us, and a dry

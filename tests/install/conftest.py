@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from .machine import ROOT, Machine
+from .machine import FIRST, ROOT, SECOND, Machine
 
 
 @pytest.fixture(scope="session")
@@ -61,8 +61,9 @@ def release():
     def change(folder):
         for name in ("__init__.py", "pyproject.toml"):
             text = (folder / name).read_text(encoding="utf-8")
-            assert text.count('"0.1.0"') == 1
-            (folder / name).write_text(text.replace('"0.1.0"', '"0.1.1"'), encoding="utf-8")
+            first, second = (f'"{said.split()[1]}"' for said in (FIRST, SECOND))
+            assert text.count(first) == 1
+            (folder / name).write_text(text.replace(first, second), encoding="utf-8")
             os.utime(folder / name, (1_600_000_000, 1_600_000_000))
 
     return change

@@ -14,9 +14,13 @@ import venv
 import zipfile
 from pathlib import Path
 
+from zerowaste_vae import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 #: What is ours, and what an installation leaves for itself.
 OURS = ("zerowaste", "__editable__")
+#: What the command says of its version, and of the next one's.
+FIRST, SECOND = f"zerowaste-vae {__version__}\n", "zerowaste-vae 99.0.0\n"
 LIB = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -46,7 +50,7 @@ class Machine:
             "PATH": str(self.bin), "HOME": str(self.home), "TMPDIR": str(self.folder / "tmp"), "LANG": "C.UTF-8",
             "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.index), "PIP_NO_COMPILE": "1",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore", "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1", "GIT_CONFIG_NOSYSTEM": "1",
+            "PIP_CONFIG_FILE": os.devnull, "OMP_NUM_THREADS": "1", "GIT_CONFIG_NOSYSTEM": "1",
         }  # fmt: skip
         done = subprocess.run(["/bin/bash", "-euc", script], cwd=cwd, env=env, input=said, capture_output=True,
                               text=True)  # fmt: skip

@@ -6,10 +6,8 @@ import sys
 import pytest
 from zerowaste_vae.engine.system.hardware import CUDA_WHEELS
 
-from .machine import LIB, shelf, state, usual_python
+from .machine import FIRST, LIB, SECOND, shelf, state, usual_python
 from .page import Section, stated
-
-FIRST, SECOND = "zerowaste-vae 0.1.0\n", "zerowaste-vae 0.1.1\n"
 
 
 def test_stand_alone(machine, release, unpack):

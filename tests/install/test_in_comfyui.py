@@ -6,11 +6,10 @@ import sys
 import pytest
 
 from .conftest import commit
-from .machine import Machine, embedded_python, state, usual_python
+from .machine import FIRST, SECOND, Machine, embedded_python, state, usual_python
 from .page import Section, stated
 
 NAME = "ComfyUI-ZeroWasteVAE"
-FIRST, SECOND = "zerowaste-vae 0.1.0\n", "zerowaste-vae 0.1.1\n"
 #: ComfyUI loads the folder under a name of its own. One file is then one module, whoever imports it.
 ONE_COPY = """
 import importlib.util, sys

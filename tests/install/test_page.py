@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .page import TITLES, Section
+from .page import PAGE, TITLES, Section
 
 HERE = Path(__file__).parent
 #: Section -> the tests that run its commands, or why none does.
@@ -25,3 +25,10 @@ def test_every_section_is_followed_or_it_is_said_why():
             assert f'Section("{title}")' in (HERE / file).read_text("utf-8") and Section(title).left, title
         else:
             assert all(line.startswith("comfy node ") for line in Section(title).left), title
+
+
+def test_the_readme_has_the_same_commands():
+    readme = (PAGE.parents[1] / "README.md").read_text("utf-8")
+    assert f"```\n{Section('git').take(3)}\n```" in readme
+    portable = Section("Windows portable").left[1].split()[0]
+    assert f"Windows portable version it is `{portable}`" in readme

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..program import Step
 from ..state import State
 from ..values import CAUSAL, Size, Style, Work
-from .conv import Between, FrameConv, conv_work
+from .conv import Between, FlatConv, FrameConv, conv_work
 from .depth import to_channels, to_samples
 
 WHY = "its convolutions end in ReLU, which only plain torch does"
@@ -78,7 +78,8 @@ class Rectified(Between):
     to: "double": of repeated pixels, "half": of every second one. unit: pictures before it ("before") or after it
     ("after") are in 0..1, and outside in -1..1. block: rows and columns beyond a multiple of this are cut off. joined,
     parted: rows, and columns, of pixels that become channels before it, and that channels become after it and its ReLU.
-    c_in, c_out: of the convolution. leak: as in `rectified`. bias: it has one (None: those that resample have none)."""
+    c_in, c_out: of the convolution. leak: as in `rectified`. bias: it has one (None: those that resample have none).
+    flat: by the operator for pictures."""
 
     relu: bool = False
     to: Literal["same", "double", "half"] = "same"
@@ -89,6 +90,7 @@ class Rectified(Between):
     leak: str = ""
     bias: bool | None = None
     side: int = 3
+    flat: bool = False
     plain_only = WHY
 
     @property
@@ -99,7 +101,7 @@ class Rectified(Between):
     def modules(self, style: Style) -> dict[str, nn.Module]:
         bias = self.to == "same" if self.bias is None else self.bias
         how = {"padding": self.side // 2, "stride": 2 if self.to == "half" else 1, "bias": bias}
-        conv = FrameConv(self.c_in, self.c_out, self.side, **how)
+        conv = (FlatConv if self.flat else FrameConv)(self.c_in, self.c_out, self.side, **how)
         return {self.name: conv, **leaking(self.leak if self.relu else "")}
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..program import Step
 from ..state import State
 from ..values import CAUSAL, Size, Style, Taps, Work
-from .conv import FrameConv, conv_work
+from .conv import FlatConv, conv_work
 from .rectified import WHY, leaking, rectified
 
 #: Side of the convolution of single channels in a wide block, and the channels between its products, for each of its
@@ -27,10 +27,11 @@ def _with_past(x: Tensor, state: State | None, key: str, period: int) -> Tensor:
     first, held = (0, None) if state is None else (state.count(key, x), state.histories.get(key))
     if not x.shape[2]:
         return x.repeat(1, 2, 1, 1, 1)
-    past = [torch.zeros_like(x[:, :, :1]) if held is None else held, *x[:, :, :-1].split(1, 2)]
+    frames = x.split(1, 2)
+    past = [torch.zeros_like(frames[0]) if held is None else held, *frames[:-1]]
     for i in range(len(past)) if period else ():
         if (first + i) % period == 0:
-            past[i] = torch.zeros_like(past[i])
+            past[i] = torch.zeros_like(frames[0])
     both = torch.cat((x, torch.cat(past, 2) if len(past) > 1 else past[0]), 1)
     if state is not None:
         state.keep(key, x[:, :, -1:])
@@ -67,7 +68,7 @@ class Remember(_Remembering):
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
         w = self.width
-        convs = {f"{self.name}.conv.{i}": FrameConv(c, w, 3, padding=1) for i, c in ((0, 2 * w), (2, w), (4, w))}
+        convs = {f"{self.name}.conv.{i}": FlatConv(c, w, 3, padding=1) for i, c in ((0, 2 * w), (2, w), (4, w))}
         return {**convs, **leaking(self.leak)}
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
@@ -103,8 +104,8 @@ class WideRemember(_Remembering):
         both, inner = 2 * self.width, INNER * self.width
         return {
             f"{self.name}.conv.0": Apart(both, SIDE),
-            f"{self.name}.conv.1": FrameConv(both, inner, 1),
-            f"{self.name}.conv.3": FrameConv(inner, self.width, 1, bias=False),
+            f"{self.name}.conv.1": FlatConv(both, inner, 1),
+            f"{self.name}.conv.3": FlatConv(inner, self.width, 1, bias=False),
         }
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
@@ -139,7 +140,7 @@ class Grow(Step):
         return (0, self.period // self.count) if self.period else (-(-self.drop // self.count) or 1, 1)
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {f"{self.name}.conv": FrameConv(self.width, self.count * self.width, 1, bias=False)}
+        return {f"{self.name}.conv": FlatConv(self.width, self.count * self.width, 1, bias=False)}
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         first = 0 if state is None else self.count * state.count(f"{self.name} frames", x)
@@ -170,7 +171,7 @@ class Pool(Step):
         return 1, self.count
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        return {f"{self.name}.conv": FrameConv(self.count * self.width, self.width, 1, bias=False)}
+        return {f"{self.name}.conv": FlatConv(self.count * self.width, self.width, 1, bias=False)}
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         key = f"{self.name} frames"

@@ -3,13 +3,14 @@
 import pytest
 import torch
 from zerowaste_vae.engine.network.ops.attention import SplitAttention
-from zerowaste_vae.engine.network.ops.conv import ClipConv
+from zerowaste_vae.engine.network.ops.conv import ClipConv, FlatConv, FrameConv
 from zerowaste_vae.engine.network.ops.down import Downsample
 from zerowaste_vae.engine.network.ops.norm import Group
 from zerowaste_vae.engine.network.ops.resnet import Resnet
 from zerowaste_vae.engine.network.ops.shortcut import mean
 from zerowaste_vae.engine.network.ops.up import Upsample
 from zerowaste_vae.engine.network.state import State
+from zerowaste_vae.engine.planning.dryrun import PeakMemory, peak_bytes
 
 UNITS = {
     "conv333": (lambda: ClipConv(4, 5), [2, 1, 3]),
@@ -89,3 +90,22 @@ def test_means_of_some_frames_are_those_of_all(noise):
     for first, end in ((0, 1), (1, 3), (4, 5)):
         assert torch.equal(mean(x[:, :, :, first:end].contiguous(), 2), whole[:, :, first:end])
     assert mean(x.half(), 2).dtype == torch.float16
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_operator_for_pictures(stride, noise):
+    """It has the values of the one for clips, and where products compute it a dry run counts these."""
+    how = {"padding": 1, "stride": stride, "bias": stride == 1}
+    flat, clip = FlatConv(6, 4, 3, **how), FrameConv(6, 4, 3, **how)
+    flat.load_state_dict(clip.state_dict())
+    x = noise(2, 6, 3, 8, 10)
+    with torch.no_grad():
+        torch.testing.assert_close(flat(x), clip(x), rtol=0, atol=1e-5)
+        torch.testing.assert_close(flat(x[:1, :, 1:2]), clip(x)[:1, :, 1:2], rtol=0, atol=1e-5)
+        flat, clip = flat.to("meta"), clip.to("meta")
+
+        def counted(conv: FrameConv, products: bool) -> int:
+            return peak_bytes(lambda: conv(torch.empty(1, 6, 1, 64, 64, device="meta")), PeakMemory(products))
+
+        assert counted(flat, True) == pytest.approx(counted(clip, True), rel=0.01)
+        assert counted(flat, True) != pytest.approx(counted(flat, False), rel=0.05)
