@@ -22,7 +22,7 @@ def followed():
     for name in ("pip", "setuptools", "ensurepip"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not in this Python, and packages are installed without a network")
-    if subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True).returncode:
+    if shutil.which("git") is None or subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True).returncode:
         pytest.skip("this copy of the repository is not under git, which knows its files")
 
 

@@ -52,6 +52,8 @@ class Machine:
             "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore", "PYTHONDONTWRITEBYTECODE": "1",
             "PIP_CONFIG_FILE": os.devnull, "OMP_NUM_THREADS": "1", "GIT_CONFIG_NOSYSTEM": "1",
         }  # fmt: skip
+        if "LD_LIBRARY_PATH" in os.environ:  # where some Pythons find their own library
+            env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
         done = subprocess.run(["/bin/bash", "-euc", script], cwd=cwd, env=env, input=said, capture_output=True,
                               text=True)  # fmt: skip
         assert done.returncode == code, f"{script}\n{done.stdout}{done.stderr}"

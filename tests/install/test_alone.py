@@ -38,9 +38,10 @@ def test_stand_alone(machine, release, unpack):
     windows = page.take(4).splitlines()
     assert windows[0].split()[1:] == ["-m", "venv", "env"] and windows[2] == install.replace("3", "")
     assert windows[1].endswith(f"pip install torch --index-url {CUDA_WHEELS}")  # followed on no Linux: it has a network
-    assert page.says("**Uninstall**: delete the folder `env`.")
-    shutil.rmtree(folder / "env")
-    assert {path.name for path in folder.iterdir()} - before == {"build", "zerowaste_vae.egg-info"}
+    assert page.says("**Uninstall**: delete the folders `env`, `build` and `zerowaste_vae.egg-info`.")
+    for name in ("env", "build", "zerowaste_vae.egg-info"):
+        shutil.rmtree(folder / name)
+    assert {path.name for path in folder.iterdir()} == before
     assert list(machine.home.rglob("*")) == []
 
 
@@ -52,6 +53,7 @@ def test_a_python_of_yours(machine, archive, unpack):
     unpack(folder)
     sizes = {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     assert archive.stat().st_size == pytest.approx(stated("the archive of the registry"), abs=2e6)
+    names = {path.name for path in folder.iterdir()}
     assert sum(sizes.values()) == pytest.approx(stated("MB packed,"), abs=2e6)
     kernels = sum(size for path, size in sizes.items() if "sets" in path.parts)
     assert kernels == pytest.approx(stated("unpacked:"), abs=2e6)
@@ -66,4 +68,6 @@ def test_a_python_of_yours(machine, archive, unpack):
     assert wheel.stat().st_size == pytest.approx(stated("makes a wheel of"), abs=2e6)
     machine.run(page.take(), machine.home, said="y\n")
     assert page.left == [] and state(python, machine) == before
+    assert page.says("Building leaves `build` and `zerowaste_vae.egg-info` in the folder.")
+    assert {path.name for path in folder.iterdir()} - names == {"build", "zerowaste_vae.egg-info"}
     assert list(machine.home.rglob("*")) == []

@@ -54,7 +54,8 @@ def test_git_and_the_command(machine, repository, release):
     machine.has("python", python)
     pack, before = comfy / "custom_nodes" / NAME, state(python, machine)
     git, command = Section("git"), Section("The command inside ComfyUI")
-    machine.run(git.take(3).replace("URL_OF_THIS_REPOSITORY", f"file://{repository}"), machine.folder)
+    install = git.take(3).replace("URL_OF_THIS_REPOSITORY", f"file://{repository}")
+    machine.run(install, machine.folder)
     assert state(python, machine) == before
     size = sum(path.stat().st_size for path in pack.rglob("*") if path.is_file())
     assert size == pytest.approx(stated("a clone with `--depth 1`"), rel=0.1)
@@ -69,6 +70,7 @@ def test_git_and_the_command(machine, repository, release):
     commit(repository, "Second")
     assert git.says("`git pull` in the folder, then the last line again. **Uninstall**: delete the folder.")
     machine.run(git.take(), pack)
+    machine.run(install.splitlines()[-1], pack.parent)
     assert git.left == []
     for line in ("zerowaste-vae --version", f"{module} --version", f'python "{pack}" --version'):
         assert machine.run(line, machine.home) == SECOND
