@@ -36,7 +36,7 @@ def test_the_way_from_a_decode_to_the_kernel(vae_file, noise, monkeypatch):
     stacks, conv3d = [], run.conv3d
 
     def observed(*args, **options):
-        stacks.append([(Path(f.filename), f.name) for f in traceback.extract_stack()])
+        stacks.append([(Path(f.filename).resolve(), f.name) for f in traceback.extract_stack()])
         return conv3d(*args, **options)
 
     monkeypatch.setattr(run, "conv3d", observed)
