@@ -75,7 +75,7 @@ def __dir__() -> list[str]:
 def comfy_entrypoint() -> object:
     """Return the extension; called by ComfyUI only. Code that needs ComfyUI is imported here, so that the engine works
     without it."""
-    from .engine.compat.one_copy import share
+    from .engine.extras.compat.one_copy import share
     from .nodes.extension import Extension
 
     share(__name__)

@@ -19,8 +19,8 @@ def _as_package() -> None:
 
 if __name__ == "__main__":
     if __package__:
-        from .engine.cli import main
+        from .engine.extras.cli import main
     else:
         _as_package()
-        from zerowaste_vae.engine.cli import main
+        from zerowaste_vae.engine.extras.cli import main
     sys.exit(main())

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .engine.adapters import DiffusersVAE, SeedVR2VAE, WanVideoVAE, for_diffusers
+from .engine.extras.adapters import DiffusersVAE, SeedVR2VAE, WanVideoVAE, for_diffusers
 
 __all__ = ["DiffusersVAE", "SeedVR2VAE", "WanVideoVAE", "for_diffusers"]

@@ -13,10 +13,10 @@ from .errors import Cancelled, CheckpointError, InputError, PlanError, ZeroWaste
 
 if TYPE_CHECKING:
     from .checkpoints import Checkpoint, read_checkpoint
+    from .extras.media.clips import read_video
+    from .extras.media.latents import LatentFile, LatentWriter, latent_metadata, read_latent, write_latent
+    from .extras.media.mp4 import write_mp4
     from .loader import demo_vae_path, load
-    from .media.clips import read_video
-    from .media.latents import LatentFile, LatentWriter, latent_metadata, read_latent, write_latent
-    from .media.mp4 import write_mp4
     from .options import Options
     from .planning.plan import Plan
     from .report import Report
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Checkpoint": ".checkpoints",
-    "LatentFile": ".media.latents",
-    "LatentWriter": ".media.latents",
+    "LatentFile": ".extras.media.latents",
+    "LatentWriter": ".extras.media.latents",
     "Options": ".options",
     "Plan": ".planning.plan",
     "Report": ".report",
     "VideoVAE": ".vae",
     "demo_vae_path": ".loader",
-    "latent_metadata": ".media.latents",
+    "latent_metadata": ".extras.media.latents",
     "load": ".loader",
     "read_checkpoint": ".checkpoints",
-    "read_latent": ".media.latents",
-    "read_video": ".media.clips",
-    "write_latent": ".media.latents",
-    "write_mp4": ".media.mp4",
+    "read_latent": ".extras.media.latents",
+    "read_video": ".extras.media.clips",
+    "write_latent": ".extras.media.latents",
+    "write_mp4": ".extras.media.mp4",
 }
 
 __all__ = [

@@ -18,7 +18,7 @@ from .execution.job import Job
 from .execution.progress import Callbacks, Cancel, OnPlan, Progress
 from .execution.results import Finished, Kept, Target
 from .execution.video import StreamVideo, TensorVideo
-from .media import latent_note
+from .extras.media import latent_note
 from .network.steps import UNKNOWN, Steps
 from .network.stream import spans_of
 from .planning.plan import Plan
@@ -39,7 +39,7 @@ from .request import (
 from .runtime.scope import as_usual
 
 if TYPE_CHECKING:
-    from .distributed.several import Devices
+    from .extras.distributed.several import Devices
 
 
 class Encoding(Core):
@@ -279,6 +279,6 @@ def run(vae: Core, devices: Devices, mixed: bool, job: Job, plan: Plan | None) -
     """Run a job on one device or on several. Args, yields: those of `distributed.several.run`."""
     if alone(vae, devices):
         return job.alone(vae, plan)
-    from .distributed import several
+    from .extras.distributed import several
 
     return several.run(vae, devices, mixed, job, plan)

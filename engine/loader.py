@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from . import log
-from .archs import Architecture, detect, find_key_set, kind_of, lies_beside
-from .archs.arch import Shapes, holds
-from .archs.registry import of_encoder
 from .checkpoints import Checkpoint, in_memory, read_checkpoint, restore_shapes
 from .checkpoints.description import Description
 from .checkpoints.memory import NAME
 from .checkpoints.source import Source
 from .errors import CheckpointError, InputError, one_line
+from .families import detect, find_key_set, kind_of, lies_beside
+from .families.registry import of_encoder
 from .kernels.targets import target
+from .network.architecture import Architecture, Shapes, holds
 from .network.plain import Network
 from .precision.modes import MIXED, PRECISIONS
 from .runtime.scope import as_usual

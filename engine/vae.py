@@ -20,8 +20,8 @@ from .execution.job import Job
 from .execution.noise import noised
 from .execution.progress import Callbacks, Cancel, OnPlan, Progress
 from .execution.results import Finished, Kept, Target
+from .extras.media import latent_note
 from .face import Face, OldNames
-from .media import latent_note
 from .network.steps import Latents, Steps
 from .planning.plan import Plan
 from .request import (
@@ -40,7 +40,7 @@ from .request import (
 from .runtime.scope import as_usual
 
 if TYPE_CHECKING:
-    from .distributed.several import Devices
+    from .extras.distributed.several import Devices
 
 
 class VideoVAE(Face, Encoding, OldNames):

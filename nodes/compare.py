@@ -9,8 +9,8 @@ from comfy_api.latest import ui
 from torch import Tensor
 
 from ..engine import InputError
-from ..engine.bench.metrics import Comparison, tile_edges
-from ..engine.bench.metrics import compare as compare_clips
+from ..engine.extras.bench.metrics import Comparison, tile_edges
+from ..engine.extras.bench.metrics import compare as compare_clips
 from ..engine.request import usual_overlap
 from .conversion import engine_vae, host_decode
 from .host import io, own_vae

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from ..engine import Checkpoint, CheckpointError, InputError, log, read_checkpoint
-from ..engine.archs import detect, renamed
 from ..engine.checkpoints import from_stored, quantised
 from ..engine.checkpoints.safetensors_file import FP8
+from ..engine.families import detect, renamed
 from ..engine.kernels.precision import fp32_math
 from ..engine.network.stamp import Stamp
 from ..engine.options import Options

@@ -9,9 +9,9 @@ from fractions import Fraction
 from comfy_api.latest import InputImpl
 
 from ..engine import InputError, log
-from ..engine.media.mp4 import Mp4Writer
-from ..engine.media.mp4_format import CODECS, NO_ALPHA, PIXELS, Format
-from ..engine.media.sound import write_sound
+from ..engine.extras.media.mp4 import Mp4Writer
+from ..engine.extras.media.mp4_format import CODECS, NO_ALPHA, PIXELS, Format
+from ..engine.extras.media.sound import write_sound
 from ..engine.system.patience import clear
 from . import files
 from .conversion import engine_vae, host_decode

@@ -12,11 +12,11 @@ from comfy_api.latest import InputImpl
 from torch import Tensor
 
 from ..engine import InputError
-from ..engine.archs import WORDS
 from ..engine.execution.video import Lasting
-from ..engine.media import latent_note
-from ..engine.media.clips import Clip
-from ..engine.media.sound import read_sound
+from ..engine.extras.media import latent_note
+from ..engine.extras.media.clips import Clip
+from ..engine.extras.media.sound import read_sound
+from ..engine.families import WORDS
 from .conversion import engine_vae, host_encode
 from .frames import CLIP_SIZE, VAE_NOTE, strange
 from .host import EngineVAE, io

@@ -14,11 +14,12 @@ import folder_paths
 import torch
 
 from ..engine import Checkpoint, InputError, demo_vae_path, log, read_checkpoint
-from ..engine.archs import Architecture, by_file, detect
 from ..engine.checkpoints import quantised
-from ..engine.checkpoints.quantize import PLAIN, TYPES
 from ..engine.errors import one_line
+from ..engine.extras.convert.quantize import PLAIN, TYPES
+from ..engine.families import by_file, detect
 from ..engine.loader import sizes
+from ..engine.network.architecture import Architecture
 from ..engine.planning.meta import meta_model
 from .panel import KNOWN
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ..engine import Checkpoint, CheckpointError, InputError, ZeroWasteError, log
-from ..engine.adapters import SeedVR2VAE, WanVideoVAE
-from ..engine.archs import renamed
+from ..engine.extras.adapters import SeedVR2VAE, WanVideoVAE
+from ..engine.families import renamed
 from ..engine.runtime.pressure import out_of_memory
 from .conversion import reading, with_precision
 from .host import EngineVAE, io

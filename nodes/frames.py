@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..engine import InputError, VideoVAE, log
-from ..engine.archs import Architecture
-from ..engine.media import latent_note
+from ..engine.extras.media import latent_note
+from ..engine.network.architecture import Architecture
 from ..engine.request import check_dense, out_of_range
 from ..engine.system.memory import available_ram, in_gb
 

@@ -20,7 +20,7 @@ from comfy_api.latest import ComfyExtension, io
 from torch import Tensor
 
 from ..engine import Cancelled, Checkpoint, InputError, VideoVAE, load, log
-from ..engine.media import latent_note
+from ..engine.extras.media import latent_note
 from ..engine.network.offload import moving_bytes
 from ..engine.options import TOGGLES, Options
 from ..engine.planning.fusable import availability

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..engine import CheckpointError
-from ..engine.archs import WORDS
+from ..engine.extras.media.clips import read_video
+from ..engine.families import WORDS
 from ..engine.loader import demo_clip_path
-from ..engine.media.clips import read_video
 from ..engine.options import TOGGLES, Options
 from . import conversion, files, widgets
 from .fit import Unfit, unfit

@@ -12,15 +12,18 @@ from typing import Any
 import torch
 
 from ..engine import InputError, PlanError, log
-from ..engine.archs import Architecture, by_file, colours_of
-from ..engine.distributed.devices import resolve
 from ..engine.errors import Cancelled, ZeroWasteError
+from ..engine.extras.bench.expected import Expected, expected, in_winograd
+from ..engine.extras.distributed.devices import resolve
+from ..engine.extras.tuning import kept
+from ..engine.extras.tuning.tune import tune, why_not
+from ..engine.families import by_file
 from ..engine.kernels.cards import AUTO, CHOICES
 from ..engine.kernels.gpus import find
 from ..engine.loader import NAMES, PRECISIONS, named
+from ..engine.network.architecture import Architecture, colours_of
 from ..engine.options import DEFAULTS, PLAIN_TILES, Options
 from ..engine.planning.budget import Machine
-from ..engine.planning.expected import Expected, expected, in_winograd
 from ..engine.planning.fused_walk import FusedWalk
 from ..engine.planning.make import decided, without_weights
 from ..engine.planning.plan import Plan
@@ -28,8 +31,6 @@ from ..engine.request import NATIVE_BLENDS, OVERLAP, TILINGS, Request
 from ..engine.runtime.pixels import OUTPUTS
 from ..engine.system.memory import GIB
 from ..engine.system.words import REFERENCE
-from ..engine.tuning import kept
-from ..engine.tuning.tune import tune, why_not
 from .frames import crowded
 from .reports import labelled, naming_gpus
 from .settings import DIRECT

@@ -11,13 +11,13 @@ import comfy.model_management as mm
 import torch
 
 from ..engine import VideoVAE, log
+from ..engine.extras.residents import link
+from ..engine.extras.residents.keeping import Keeping, Kept
+from ..engine.extras.residents.residents import Card, Resident
 from ..engine.planning.budget import Limits, Machine
-from ..engine.planning.keeping import Keeping, Kept
 from ..engine.planning.plan import Plan
 from ..engine.planning.planner import Planner
-from ..engine.planning.residents import Card, Resident
 from ..engine.request import Request
-from ..engine.runtime import link
 from ..engine.system.memory import GIB, in_gb
 
 #: The host asks for this many times the weights that it is to load.

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..engine import VideoVAE
-from ..engine.distributed.devices import resolve
+from ..engine.extras.distributed.devices import resolve
 from ..engine.planning.plan import Plan
 
 #: Seconds between two lines; each is a message to the browser.

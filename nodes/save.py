@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..engine import Checkpoint, InputError
-from ..engine.archs import detect
-from ..engine.checkpoints import restore_shapes, save_checkpoint
+from ..engine.checkpoints import restore_shapes
+from ..engine.extras.convert import save_checkpoint
+from ..engine.families import detect
 from . import files
 from .conversion import known, weights_of
 from .host import EngineVAE, io

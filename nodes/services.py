@@ -18,8 +18,9 @@ from comfy_execution.progress import get_progress_state
 from comfy_execution.utils import get_executing_context
 
 from ..engine import log
-from ..engine.archs import DEFAULT, Architecture
+from ..engine.families import DEFAULT
 from ..engine.loader import PRECISIONS, auto_precision
+from ..engine.network.architecture import Architecture
 from ..engine.planning.budget import Machine
 from ..engine.planning.fusable import availability
 from ..engine.request import NATIVE_BLENDS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..engine import InputError, log
-from ..engine.planning.keeping import KEEP
+from ..engine.extras.residents.keeping import KEEP
 from ..engine.request import OVERLAP, TILINGS, usual_overlap
 from ..engine.system.memory import GIB
 from ..engine.system.orders import ORDERS, Orders

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..engine.archs import WORDS
+from ..engine.extras.residents.keeping import KEEP
+from ..engine.families import WORDS
 from ..engine.kernels.cards import AUTO, CHOICES
 from ..engine.loader import NAMES
 from ..engine.options import TOGGLES, Options
-from ..engine.planning.keeping import KEEP
 from .frames import ANY_VAE
 from .host import io
 from .services import unavailable

@@ -23,7 +23,7 @@ if not torch.cuda.is_available():
 
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import load
-from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.families.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.runtime.pinned import POOL

@@ -14,14 +14,14 @@ import pytest
 import torch
 import zerowaste_vae
 from safetensors.torch import save_file
-from zerowaste_vae.engine.archs import ARCHITECTURES, by_name
-from zerowaste_vae.engine.bench.subject import random_checkpoint
-from zerowaste_vae.engine.cli import COMMANDS, main, parser_of
-from zerowaste_vae.engine.media.latents import write_latent
-from zerowaste_vae.engine.media.mp4 import write_mp4
-from zerowaste_vae.engine.media.pngs import write_png
+from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
+from zerowaste_vae.engine.extras.cli import COMMANDS, main, parser_of
+from zerowaste_vae.engine.extras.media.latents import write_latent
+from zerowaste_vae.engine.extras.media.mp4 import write_mp4
+from zerowaste_vae.engine.extras.media.pngs import write_png
+from zerowaste_vae.engine.families import ARCHITECTURES, by_name
 
-from .engine.archs.small import WHOLE
+from .engine.families.small import WHOLE
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -45,9 +45,9 @@ def circles(arrows: dict) -> list[list]:
 
 
 def room(path: Path) -> str:
-    """The folder under engine/ or nodes/ that a file is in, or the file itself where it is in none."""
+    """The folder under engine/, engine/extras/ or nodes/ that a file is in, or the file itself where it is in none."""
     parts = path.relative_to(ROOT).parts
-    return "/".join(parts[:2])
+    return "/".join(parts[: 3 if parts[1] == "extras" else 2])
 
 
 def test_no_files_import_each_other_in_a_circle():
@@ -65,13 +65,14 @@ def test_no_folders_import_each_other_in_a_circle():
 
 #: The rooms of the package, from the top down: a file imports from its own room and from those below it, no others.
 ORDER = (
-    "nodes", "engine/cli", "engine/files", "engine/compat", "engine/adapters", "engine/bench", "engine/__init__.py",
-    "engine/loader.py",
-    "engine/vae.py", "engine/face.py", "engine/encoding.py", "engine/distributed", "engine/execution",
-    "engine/tuning", "engine/planning",
-    "engine/calibration", "engine/media", "engine/checkpoints", "engine/request.py", "engine/archs", "engine/network",
-    "engine/precision", "engine/options.py", "engine/runtime", "engine/report.py", "engine/system", "engine/kernels",
-    "engine/log.py", "engine/errors.py",
+    "nodes", "engine/extras/cli", "engine/files", "engine/compat", "engine/extras/compat", "engine/extras/adapters",
+    "engine/extras/bench", "engine/__init__.py", "engine/loader.py", "engine/vae.py", "engine/face.py",
+    "engine/encoding.py", "engine/extras/distributed", "engine/execution", "engine/extras/tuning",
+    "engine/extras/residents", "engine/planning", "engine/extras/eight_bit", "engine/extras/media",
+    "engine/extras/convert", "engine/checkpoints", "engine/request.py", "engine/families", "engine/network",
+    "engine/precision", "engine/options.py", "engine/extras/graphs", "engine/runtime", "engine/report.py",
+    "engine/extras/plain_memory", "engine/system", "engine/kernels", "engine/extras/__init__.py", "engine/log.py",
+    "engine/errors.py",
 )  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def test_comfy_imports():
 # -- where architectures are named ------------------------------------------------------------------------------------
 
 # Those with a file of their own, what Wan is called elsewhere, and one that is not run.
-FAMILIES = {re.match("[a-z]+", p.stem)[0] for p in (ROOT / "engine/archs").glob("[a-z]*.py")} - {"arch", "registry"}
+FAMILIES = {re.match("[a-z]+", p.stem)[0] for p in (ROOT / "engine/families").glob("[a-z]*")} - {"registry"}
 FAMILY = re.compile(rf"({'|'.join(sorted(FAMILIES | {'taehv', 'qwen'}))})(video)?\d*")
 #: A string of more words than this is a sentence for people.
 NAME_WORDS = 3
@@ -143,16 +144,18 @@ def families_in(source: str) -> set[str]:
 
 def test_architecture_names():
     """Everything else asks the registry, so that a new family costs one file. Packs of others bear a family's name."""
-    rooms = {"engine/archs", "engine/compat", "engine/adapters", "nodes/foreign.py"}
+    rooms = {"engine/families", "engine/extras/compat", "engine/extras/adapters", "nodes/foreign.py"}
     found = {str(p.relative_to(ROOT)): families_in(p.read_text("utf-8")) for p in FILES if room(p) not in rooms}
-    assert {path: families for path, families in found.items() if families} == {}
-    assert families_in((ROOT / "engine/archs/registry.py").read_text("utf-8")) >= {"seedvr2", "wan21", "mochi"}
+    # Where the kernels of families lie.
+    assert {path: families for path, families in found.items() if families} == {
+        "engine/kernels/prebuilt/keys.py": {"ltx", "mage"}}
+    assert families_in((ROOT / "engine/families/registry.py").read_text("utf-8")) >= {"seedvr2", "wan21", "mochi"}
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        "from ..archs import wan", "from ..archs.seedvr2 import Config", "import seedvr2", "WAN21 = 1",
+        "from ..families import wan", "from ..families.seedvr2 import Config", "import seedvr2", "WAN21 = 1",
         "x.hunyuanvideo", "if vae.arch == 'wan2.1': pass", "def load_ltx(): pass", "f(qwen=1)", "title = 'Wan 2.1'",
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from zerowaste_vae.engine.media.mp4 import write_mp4
+from zerowaste_vae.engine.extras.media.mp4 import write_mp4
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tests" / "users" / "script.py"
@@ -68,10 +68,10 @@ def test_the_command_of_the_wheel(installed, tmp_path):
 def test_what_the_wheel_holds(installed):
     """Its types and data, and neither tests nor tools."""
     (about,) = installed.glob("*.dist-info")
-    assert "zerowaste-vae = zerowaste_vae.engine.cli:main" in (about / "entry_points.txt").read_text()
+    assert "zerowaste-vae = zerowaste_vae.engine.extras.cli:main" in (about / "entry_points.txt").read_text()
     package = installed / "zerowaste_vae"
     assert (package / "py.typed").exists() and not (package / "tests").exists() and not (package / "tools").exists()
-    for name in ("assets/demo_vae.safetensors", "engine/planning/ratio.json", "engine/media/mp4.py"):
+    for name in ("assets/demo_vae.safetensors", "engine/extras/bench/ratio.json", "engine/extras/media/mp4.py"):
         assert (package / name).read_bytes() == (ROOT / name).read_bytes()
 
 

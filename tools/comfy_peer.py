@@ -2,8 +2,9 @@
 
     python tools/comfy_peer.py '{"comfyui": "/path/to/ComfyUI", "half": "decoder", ...}'
 
-The job is one JSON object (engine/bench/peers.py writes it); the answer is one JSON line on stdout with the figures of
-engine/bench/calls.py for "plain" and "tiled", or "error". Results: OUT-plain.safetensors and OUT-tiled.safetensors.
+The job is one JSON object (engine/extras/bench/peers.py writes it); the answer is one JSON line on stdout with the
+figures of engine/extras/bench/calls.py for "plain" and "tiled", or "error". Results: OUT-plain.safetensors and
+OUT-tiled.safetensors.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-CALLS = Path(__file__).resolve().parent.parent / "engine" / "bench" / "calls.py"
+CALLS = Path(__file__).resolve().parent.parent / "engine" / "extras" / "bench" / "calls.py"
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ from typing import Any
 
 import frame_digests
 import torch
-from zerowaste_vae.engine.bench.calls import Spread, in_turns
+from zerowaste_vae.engine.extras.bench.calls import Spread, in_turns
 
 #: Family, precision, half, [T, h, w] in latents.
 CASES = (

@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 import zerowaste_vae
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from zerowaste_vae.engine.media.clips import read_video
+from zerowaste_vae.engine.extras.media.clips import read_video
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
 TILE, OVERLAP = 96, 16

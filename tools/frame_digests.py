@@ -130,7 +130,7 @@ def every_cell(folder: Path, small: bool, jobs: int, families: list[str] | None)
 
 
 def architectures() -> dict[str, Any]:
-    from zerowaste_vae.engine.archs import ARCHITECTURES
+    from zerowaste_vae.engine.families import ARCHITECTURES
 
     return {a.name: a for a in ARCHITECTURES}
 

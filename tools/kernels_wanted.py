@@ -20,21 +20,22 @@ from typing import Any, NamedTuple
 import torch
 import zerowaste_vae
 from zerowaste_vae import demo_vae_path
-from zerowaste_vae.engine.archs import ARCHITECTURES, Architecture, detect
 from zerowaste_vae.engine.checkpoints import read_checkpoint
+from zerowaste_vae.engine.extras.tuning.candidates import candidates
+from zerowaste_vae.engine.extras.tuning.layers import layers
+from zerowaste_vae.engine.families import ARCHITECTURES, detect
 from zerowaste_vae.engine.kernels.cards import FORMS
 from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.prebuilt.keys import Key, key
 from zerowaste_vae.engine.kernels.prebuilt.library import MADE_OF
 from zerowaste_vae.engine.kernels.targets import Target, prebuilt
+from zerowaste_vae.engine.network.architecture import Architecture
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.planning.fusable import no_8_bit
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 from zerowaste_vae.engine.planning.launches import keys_of, launches, needs, uniform, use_id
 from zerowaste_vae.engine.precision.modes import PRECISIONS
 from zerowaste_vae.engine.precision.policy import EXACT
-from zerowaste_vae.engine.tuning.candidates import candidates
-from zerowaste_vae.engine.tuning.layers import layers
 
 #: Toggles that change what is launched. The Winograd form has no kernel in a set, and what runs beside it is among the
 #: direct form's.
@@ -47,8 +48,8 @@ TESTS = Path(__file__).parents[1] / "tests" / "engine"
 #: Modules of GPU tests that launch kernels themselves -> these tests (none: all).
 DIRECT = {
     "tests.engine.kernels.test_not_finite": (),
-    "tests.engine.archs.test_ltx_diffusion_gpu": ("test_neighbourhood", "test_products", "test_narrow_products"),
-    "tests.engine.archs.test_mage_gpu": ("test_kernels_agree_with_their_references", "test_pixels"),
+    "tests.engine.families.test_ltx_diffusion_gpu": ("test_neighbourhood", "test_products", "test_narrow_products"),
+    "tests.engine.families.test_mage_gpu": ("test_kernels_agree_with_their_references", "test_pixels"),
 }  # fmt: skip
 Each = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 

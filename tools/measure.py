@@ -28,15 +28,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from zerowaste_vae import VideoVAE, load
-from zerowaste_vae.engine.archs import by_name
-from zerowaste_vae.engine.bench.calls import Spread, in_turns, resident_bytes, time_calls
-from zerowaste_vae.engine.bench.metrics import psnr
-from zerowaste_vae.engine.bench.subject import check_size, copy_of, noise_latent, random_checkpoint, seeded_input
 from zerowaste_vae.engine.checkpoints import Checkpoint
-from zerowaste_vae.engine.distributed.ranks import Ranks, joined, under_torchrun
-from zerowaste_vae.engine.distributed.shares import duration, leads_of, split
 from zerowaste_vae.engine.errors import ZeroWasteError
-from zerowaste_vae.engine.media.mp4 import Format, Mp4Writer
+from zerowaste_vae.engine.extras.bench.calls import Spread, in_turns, resident_bytes, time_calls
+from zerowaste_vae.engine.extras.bench.metrics import psnr
+from zerowaste_vae.engine.extras.bench.subject import check_size, copy_of, noise_latent, random_checkpoint, seeded_input
+from zerowaste_vae.engine.extras.distributed.ranks import Ranks, joined, under_torchrun
+from zerowaste_vae.engine.extras.distributed.shares import duration, leads_of, split
+from zerowaste_vae.engine.extras.media.mp4 import Format, Mp4Writer
+from zerowaste_vae.engine.families import by_name
 from zerowaste_vae.engine.network.stamp import HALVES, Stamp
 from zerowaste_vae.engine.report import Report
 

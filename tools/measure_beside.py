@@ -15,7 +15,7 @@ the model.
 All cases pass under what Keep models says, then under ComfyUI's own decode, then without the model under as much memory
 as `auto` stated. Each line is printed, and OUT.json written, as soon as it is known: a run that is stopped loses
 nothing. What must hold follows each case. Clips of several lengths show from which on moving the model pays (`crossing`
-in engine/planning/keeping.py computes it).
+in engine/extras/residents/keeping.py computes it).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from zerowaste_vae.engine.archs import by_name
-from zerowaste_vae.engine.bench.subject import noise_latent, random_checkpoint
-from zerowaste_vae.engine.runtime import link
+from zerowaste_vae.engine.extras.bench.subject import noise_latent, random_checkpoint
+from zerowaste_vae.engine.extras.residents import link
+from zerowaste_vae.engine.families import by_name
 
 HOST = Path(__file__).resolve().parent.parent / "tests" / "host"
 sys.path.insert(0, str(HOST))

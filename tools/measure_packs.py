@@ -27,11 +27,11 @@ from other_packs import Upscaler, wanvideo_vae
 from torch import Tensor, nn
 from zerowaste_vae import load
 from zerowaste_vae.adapters import SeedVR2VAE, WanVideoVAE, for_diffusers
-from zerowaste_vae.engine.bench.calls import GIB, Spread, settle, time_calls
-from zerowaste_vae.engine.bench.environment import environment
-from zerowaste_vae.engine.bench.metrics import psnr
-from zerowaste_vae.engine.bench.subject import check_size, noise_latent, noise_video
 from zerowaste_vae.engine.errors import ZeroWasteError
+from zerowaste_vae.engine.extras.bench.calls import GIB, Spread, settle, time_calls
+from zerowaste_vae.engine.extras.bench.environment import environment
+from zerowaste_vae.engine.extras.bench.metrics import psnr
+from zerowaste_vae.engine.extras.bench.subject import check_size, noise_latent, noise_video
 from zerowaste_vae.engine.planning.plan import Plan
 
 #: Sizes of Flux's AutoencoderKL; the other classes have theirs as defaults.

@@ -123,8 +123,8 @@ def one(ask: dict[str, Any]) -> int:
     if not ask["triton"]:
         sys.modules["triton"] = None  # type: ignore[assignment]
     from zerowaste_vae import load
-    from zerowaste_vae.engine.archs import by_name
-    from zerowaste_vae.engine.bench.subject import random_checkpoint
+    from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
+    from zerowaste_vae.engine.families import by_name
 
     with in_form(ask) as kernels:
         vae = load(random_checkpoint(architecture=by_name(ask["family"])), device="cuda")

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from zerowaste_vae.engine import VideoVAE, demo_vae_path, load, read_checkpoint
-from zerowaste_vae.engine.bench import metrics
-from zerowaste_vae.engine.bench.subject import copy_of
-from zerowaste_vae.engine.calibration.mixed import Mixed
-from zerowaste_vae.engine.calibration.sampling import (
+from zerowaste_vae.engine.errors import ZeroWasteError
+from zerowaste_vae.engine.extras.bench import metrics
+from zerowaste_vae.engine.extras.bench.subject import copy_of
+from zerowaste_vae.engine.extras.eight_bit.mixed import Mixed
+from zerowaste_vae.engine.extras.eight_bit.sampling import (
     Saturation,
     decibel,
     decode,
@@ -32,13 +33,12 @@ from zerowaste_vae.engine.calibration.sampling import (
     mse,
     video_samples,
 )
-from zerowaste_vae.engine.errors import ZeroWasteError
+from zerowaste_vae.engine.extras.eight_bit.table import Table
 from zerowaste_vae.engine.kernels.targets import standing_in, target
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.precision.forms import Operands
 from zerowaste_vae.engine.precision.modes import Mode
 from zerowaste_vae.engine.precision.policy import Policy, eligible
-from zerowaste_vae.engine.precision.table import Table
 from zerowaste_vae.engine.runtime.scope import scoped_math
 
 MODES = "fp16,fp16_fast,fp8,int8,auto"

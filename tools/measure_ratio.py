@@ -10,7 +10,7 @@ only measures. `measure` calibrates the GPU, times one kernel at several k (the 
 they are and at the ratio, in the order of --cases, and compares the frames; it writes FILE.json after every case and
 stops after --seconds. With --targets a case runs under targets in GB, too, and what it took is put beside what its plan
 stated. `page` writes the tables of docs/ratio.md and the data that `plan --card` computes with
-(engine/planning/ratio.json) from such files.
+(engine/extras/bench/ratio.json) from such files.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from zerowaste_vae.engine.archs import by_name
-from zerowaste_vae.engine.bench.calls import GIB, Spread, settle
-from zerowaste_vae.engine.bench.profile import profile
-from zerowaste_vae.engine.bench.ratio import PLAIN, Ratio, ratio_of
-from zerowaste_vae.engine.bench.ratio.foreign import refuse_foreign
-from zerowaste_vae.engine.bench.ratio.run import prebuilt_form
-from zerowaste_vae.engine.bench.ratio.traffic import counting
-from zerowaste_vae.engine.bench.ratio.unit import factors, text
-from zerowaste_vae.engine.bench.speed_limit import work
-from zerowaste_vae.engine.bench.subject import copy_of, random_checkpoint, seeded_input
-from zerowaste_vae.engine.bench.timing import measure as timed
+from zerowaste_vae.engine.extras.bench.calls import GIB, Spread, settle
+from zerowaste_vae.engine.extras.bench.profile import profile
+from zerowaste_vae.engine.extras.bench.ratio import PLAIN, Ratio, ratio_of
+from zerowaste_vae.engine.extras.bench.ratio.foreign import refuse_foreign
+from zerowaste_vae.engine.extras.bench.ratio.run import prebuilt_form
+from zerowaste_vae.engine.extras.bench.ratio.traffic import counting
+from zerowaste_vae.engine.extras.bench.ratio.unit import factors, text
+from zerowaste_vae.engine.extras.bench.speed_limit import work
+from zerowaste_vae.engine.extras.bench.subject import copy_of, random_checkpoint, seeded_input
+from zerowaste_vae.engine.extras.bench.timing import measure as timed
+from zerowaste_vae.engine.families import by_name
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, conv3d, pack_weight
 from zerowaste_vae.engine.kernels.conv3d.winograd2d import launch as winograd
 from zerowaste_vae.engine.kernels.conv3d.winograd2d.form import Form

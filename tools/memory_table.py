@@ -12,10 +12,11 @@ import re
 from pathlib import Path
 
 import torch
-from zerowaste_vae.engine.archs import Architecture, by_words
-from zerowaste_vae.engine.cli.card import Card
-from zerowaste_vae.engine.cli.plan import planner_of
 from zerowaste_vae.engine.errors import PlanError
+from zerowaste_vae.engine.extras.cli.card import Card
+from zerowaste_vae.engine.extras.cli.plan import planner_of
+from zerowaste_vae.engine.families import by_words
+from zerowaste_vae.engine.network.architecture import Architecture
 from zerowaste_vae.engine.planning.budget import DEFAULT_SHARE, Limits, Machine
 from zerowaste_vae.engine.planning.planner import Planner
 from zerowaste_vae.engine.request import Request

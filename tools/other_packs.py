@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from zerowaste_vae.engine.archs import by_name
-from zerowaste_vae.engine.archs.seedvr2 import Config as SeedVR2
-from zerowaste_vae.engine.bench.calls import synchronize
-from zerowaste_vae.engine.bench.subject import random_checkpoint
 from zerowaste_vae.engine.errors import InputError
+from zerowaste_vae.engine.extras.bench.calls import synchronize
+from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
+from zerowaste_vae.engine.families import by_name
+from zerowaste_vae.engine.families.seedvr2 import Config as SeedVR2
 
 #: Environment variables that name the checkouts.
 UPSCALER, WANVIDEO = "SEEDVR2_PACK", "WANVIDEO_PACK"

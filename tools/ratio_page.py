@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerowaste_vae.engine.archs import by_name
+from zerowaste_vae.engine.extras.bench.expected import Expected, expected
+from zerowaste_vae.engine.families import by_name
 from zerowaste_vae.engine.kernels.gpus import find
-from zerowaste_vae.engine.planning.expected import Expected, expected
 
 BEGIN, END = "<!-- tables: tools/measure_ratio.py page -->", "<!-- end of tables -->"
 #: Operators that take less than this share of a decode are one row of the data.
@@ -28,7 +28,7 @@ def write(files: list[Path], root: Path) -> int:
             entries[" ".join((entry["family"], entry["precision"], entry["rates"], *entry["on"]))] = entry
     data = {"format": 1, "entries": [entries[name] for name in sorted(entries)]}
     lines = ",\n".join(json.dumps(entry) for entry in data["entries"])
-    place = root / "engine" / "planning" / "ratio.json"
+    place = root / "engine" / "extras" / "bench" / "ratio.json"
     place.write_text(f'{{"format": 1, "entries": [\n{lines}\n]}}\n', encoding="utf-8")
     page = root / "docs" / "ratio.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)

@@ -1,6 +1,5 @@
-"""Weight files: reading, names, shapes, conversion."""
+"""Weight files: reading, names, shapes."""
 
-from .convert import convert_checkpoint, save_checkpoint
 from .memory import in_memory
 from .reader import from_stored, read_checkpoint
 from .scales import quantised
@@ -8,6 +7,5 @@ from .shapes import restore_shapes
 from .types import Checkpoint
 
 __all__ = [
-    "Checkpoint", "convert_checkpoint", "from_stored", "in_memory", "quantised", "read_checkpoint", "restore_shapes",
-    "save_checkpoint",
+    "Checkpoint", "from_stored", "in_memory", "quantised", "read_checkpoint", "restore_shapes",
 ]  # fmt: skip

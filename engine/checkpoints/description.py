@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..archs.arch import BESIDE
 from ..errors import InputError, one_line
+from ..network.architecture import BESIDE
 
 #: Those of VAEs have two kilobytes.
 _MOST_BYTES = 1 << 18

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from ..archs import detect
-from ..archs.arch import BESIDE
 from ..errors import CheckpointError
+from ..families import detect
+from ..network.architecture import BESIDE
 from ..system.finite import all_finite
 from .reader import from_stored, wanted_names
 from .safetensors_file import FP8

@@ -12,9 +12,9 @@ from typing import BinaryIO
 import torch
 
 from .. import log
-from ..archs import detect, find_key_set, other_vaes, unwrapped
-from ..archs import native_names as to_native
 from ..errors import InputError
+from ..families import detect, find_key_set, other_vaes, unwrapped
+from ..families import native_names as to_native
 from ..network.codes import Codes
 from ..runtime.scope import as_usual
 from . import dequantize, gguf_header, safetensors_file

@@ -7,7 +7,7 @@ from importlib import import_module
 
 def __getattr__(name: str) -> object:
     for part in () if name.startswith("__") else ("names", "modules"):
-        module = import_module(f"{__name__}.{part}")
+        module = import_module(f"..extras.compat.{part}", __name__)
         if hasattr(module, name):
             return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

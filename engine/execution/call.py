@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from .. import log
-from ..calibration.sampling import latent_samples, video_samples
 from ..errors import PlanError
+from ..extras.eight_bit.sampling import latent_samples, video_samples
+from ..extras.tuning import kept as tuning
 from ..kernels.conv3d.tuned import held
 from ..kernels.targets import target
 from ..network.sectioned import latent_at
@@ -28,7 +29,6 @@ from ..runtime.pixels import to_unit
 from ..runtime.pressure import out_of_memory
 from ..system.devices import empty_device_cache, free_cached, synchronize
 from ..system.memory import GIB
-from ..tuning import kept as tuning
 from . import clip
 from .components import other_half
 from .core import Core

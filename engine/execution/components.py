@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..archs import Architecture
+from ..extras.eight_bit.prepared import gathered, load, recipe, save
+from ..extras.eight_bit.store import Store
+from ..network.architecture import Architecture
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
 from ..network.offload import lent, moving, moving_bytes
 from ..network.packed import HEAVY
@@ -21,8 +23,6 @@ from ..options import Options
 from ..planning.besides import reserved_for
 from ..planning.fused_walk import FusedWalk
 from ..precision.policy import Policy
-from ..precision.prepared import gathered, load, recipe, save
-from ..precision.store import Store
 from ..runtime.kept import KEPT
 from ..system.devices import empty_device_cache
 from .fused_pass import FusedComponent

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import log
-from ..archs import Architecture, colours_of
-from ..calibration.mixed import Mixed
 from ..checkpoints.source import Source
 from ..errors import InputError
+from ..extras.eight_bit.mixed import Mixed
+from ..extras.tuning import kept
 from ..kernels.targets import Target
 from ..network import codes
+from ..network.architecture import Architecture, colours_of
 from ..options import DEFAULTS, Options, unavailable, unused
 from ..planning.budget import Limits, Machine
 from ..planning.choice import Choices
@@ -31,7 +32,6 @@ from ..request import Request
 from ..runtime.kept import KEPT
 from ..runtime.pinned import POOL
 from ..system.devices import empty_host_cache, numbered
-from ..tuning import kept
 from .calls import Calls
 from .components import FusedComponents, PlainComponents, other_half
 from .native_components import NativeComponents, TileEncoder, TokenComponent

@@ -11,16 +11,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..archs import Architecture
+from ..extras.graphs.graph_rule import chunks_left
+from ..extras.graphs.graphs import Graphs
 from ..kernels.conv3d.tuned import version
+from ..network.architecture import Architecture
 from ..network.fused import Emit, Fused, FusedDecoder, FusedEncoder
 from ..network.program import Program
 from ..network.steps import Steps
 from ..options import Options
 from ..planning.plan import why_none
 from ..runtime.context import ExecutionContext
-from ..runtime.graph_rule import chunks_left
-from ..runtime.graphs import Graphs
 from ..runtime.handover import Handover, take_over
 from ..runtime.pixels import to_unit
 from .passes import Clips, Part, Pass

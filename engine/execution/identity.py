@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from .. import log
-from ..archs import Architecture
-from ..calibration.mixed import Mixed
+from ..extras.eight_bit.mixed import Mixed
+from ..extras.eight_bit.store import Store
 from ..network import codes
+from ..network.architecture import Architecture
 from ..network.stamp import Stamp
 from ..options import Options
 from ..precision.digest import of_network
 from ..precision.modes import PRECISIONS
-from ..precision.store import Store
 
 
 class Identity:

@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+from ..extras.graphs.graph_rule import Notes
+from ..extras.graphs.graphs import Graphs, why_not_on
 from ..kernels.targets import target
 from ..planning.plan import Plan, why_none
 from ..runtime.context import ExecutionContext
-from ..runtime.graph_rule import Notes
-from ..runtime.graphs import Graphs, why_not_on
 from ..runtime.handover import hand_over
 from ..runtime.kept import KEPT
 from ..runtime.pressure import out_of_memory

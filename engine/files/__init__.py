@@ -3,8 +3,8 @@
 import sys
 import warnings
 
-from ..media import clips as media
-from ..media import mp4
+from ..extras.media import clips as media
+from ..extras.media import mp4
 
 warnings.warn(
     "engine.files is gone: import read_video and write_mp4 from the package itself", DeprecationWarning, stacklevel=2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..extras.plain_memory.allocator import Allocator
 from ..network.offload import moving, moving_bytes
 from ..network.plain import Network
-from .allocator import Allocator
 
 #: Memory of cuBLAS and cuDNN (40 to 60 MiB measured on an H200), and unused parts of the segments that hold weights.
 LIBRARY_BYTES = 96 << 20

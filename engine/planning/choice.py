@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from .. import log
-from ..archs import Architecture
 from ..kernels.cards import TRITON
 from ..kernels.prebuilt.driver import driver, too_old
 from ..kernels.prebuilt.errors import PrebuiltError, WrittenError
@@ -20,6 +19,7 @@ from ..kernels.prebuilt.launch import preload, read_ahead
 from ..kernels.prebuilt.library import SetError, library
 from ..kernels.probe import give_up, works
 from ..kernels.targets import Target, projected, ways, without_kernels
+from ..network.architecture import Architecture
 from ..options import Options
 from ..precision.modes import Mode
 from ..system.hardware import cores

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..extras.plain_memory.allocator import Allocator, Block
+from ..extras.plain_memory.layouts import IN_PLACE, result
 from ..kernels import exact
-from .allocator import Allocator, Block
-from .layouts import IN_PLACE, result
 
 T = TypeVar("T")
 

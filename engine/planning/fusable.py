@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from ..archs import Architecture, by_name
+from ..families import by_name
 from ..kernels.cards import AUTO
 from ..kernels.conv3d import padded_channels
 from ..kernels.probe import proven
 from ..kernels.targets import target
+from ..network.architecture import Architecture
 from ..network.program import Program
 from ..options import unavailable
 

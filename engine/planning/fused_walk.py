@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from ..archs import Architecture, colours_of
+from ..extras.graphs.graphs import GRAPH_BYTES
+from ..extras.plain_memory.layouts import ByRules
 from ..kernels.attention import reference, torch_bytes
+from ..network.architecture import Architecture, colours_of
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
 from ..network.program import Program
 from ..options import Options
 from ..precision.forms import Operands
 from ..precision.policy import EXACT, Policy
 from ..runtime.context import ExecutionContext
-from ..runtime.graphs import GRAPH_BYTES
 from ..runtime.memory import RESERVE_BYTES
 from ..runtime.parking import Parking
 from .cost import Rates, Sizes
 from .dryrun import peak_bytes
 from .fusable import half_not_fused
-from .layouts import ByRules
 from .meta import meta_model
 from .plan import one_step
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..archs import Architecture
 from ..kernels.attention import attention
 from ..kernels.attention.dispatch import FLASH_HEAD
 from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule
@@ -25,6 +24,7 @@ from ..kernels.launching import Call, recording
 from ..kernels.prebuilt.keys import Key, key
 from ..kernels.prebuilt.library import library
 from ..kernels.targets import Target
+from ..network.architecture import Architecture
 from ..network.codes import Codes, forget
 from ..network.fused import FusedDecoder, FusedEncoder
 from ..network.ops.tokens import Matrix

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ..archs import Architecture
-from ..calibration.mixed import Mixed
+from ..extras.eight_bit.mixed import Mixed
+from ..extras.eight_bit.store import Store
 from ..kernels.targets import target
+from ..network.architecture import Architecture
 from ..network.program import Program
 from ..options import OFF, Options
 from ..precision.modes import MIXED, Mode, resolve, scaled_mode
-from ..precision.store import Store
 from ..system.orders import ORDERS
 from .choice import Choices
 from .cost import Rates

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ..archs import Architecture
+from ..extras.plain_memory.layouts import ByRules
+from ..network.architecture import Architecture
 from ..network.plain import Network
 from ..runtime.scope import as_usual
-from .layouts import ByRules
 
 
 @functools.lru_cache(maxsize=8)

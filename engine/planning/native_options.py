@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from ..extras.graphs.graphs import GRAPH_BYTES
 from ..network.native_tiles import NativeTiles, Span
 from ..network.ops.tokens import Tokens
 from ..network.plain import Network
@@ -18,7 +19,6 @@ from ..network.steps import Steps
 from ..network.tiled import TiledProgram
 from ..network.tiles import Grid
 from ..network.tokens import BUFFERS, planned, tiles_together, tokens_of
-from ..runtime.graphs import GRAPH_BYTES
 from ..runtime.memory import RESERVE_BYTES
 from .ask import Ask
 from .fused_walk import FusedWalk

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..archs import Architecture
 from ..kernels.exact import as_products
 from ..kernels.targets import kernels_for
+from ..network.architecture import Architecture
 from ..network.plain import Half
 from ..network.program import TILES, Program, Step
 from ..network.sectioned import Sectioned

@@ -1,1 +1,1 @@
-"""Precisions: which convolutions read 8-bit operands, their scales, packed weights and the store of both."""
+"""Precisions: which convolutions read 8-bit operands, and their scales."""

@@ -1,1 +1,1 @@
-"""The memory of one run: arena, rings, histories, parking, pinned memory, CUDA graphs, and torch's settings."""
+"""The memory of one run: arena, rings, histories, parking, pinned memory, and torch's settings."""

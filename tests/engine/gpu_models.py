@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from zerowaste_vae import Checkpoint, VideoVAE, load
-from zerowaste_vae.engine.archs import (
+from zerowaste_vae.engine.families import (
     cogvideox,
     hunyuan,
     hunyuan15,

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 from zerowaste_vae.engine import loader  # noqa: F401 - what a run imports, and what it computes with
-from zerowaste_vae.engine.cli import (
+from zerowaste_vae.engine.extras.cli import (
     decode,  # noqa: F401
     main,
 )
-from zerowaste_vae.engine.media import mp4, pngs  # noqa: F401
-from zerowaste_vae.engine.media.fragments import scan
+from zerowaste_vae.engine.extras.media import mp4, pngs  # noqa: F401
+from zerowaste_vae.engine.extras.media.fragments import scan
 
 
 def begun(arguments: list[str]) -> int:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 from zerowaste_vae import demo_vae_path, load
-from zerowaste_vae.engine.archs import Architecture, KeySet
-from zerowaste_vae.engine.bench.calls import resident_bytes
-from zerowaste_vae.engine.media.clips import Clip
-from zerowaste_vae.engine.media.latents import LatentFile, LatentWriter
-from zerowaste_vae.engine.media.mp4 import Format, Mp4Writer
+from zerowaste_vae.engine.extras.bench.calls import resident_bytes
+from zerowaste_vae.engine.extras.media.clips import Clip
+from zerowaste_vae.engine.extras.media.latents import LatentFile, LatentWriter
+from zerowaste_vae.engine.extras.media.mp4 import Format, Mp4Writer
+from zerowaste_vae.engine.network.architecture import Architecture, KeySet
 from zerowaste_vae.engine.network.ops.conv import Conv
 from zerowaste_vae.engine.network.ops.down import StridedDown
 from zerowaste_vae.engine.network.ops.ends import Moments, Patches, Pixels

@@ -18,8 +18,8 @@ from zerowaste_vae.engine.options import DEFAULTS, TOGGLES
 from zerowaste_vae.engine.request import NATIVE_BLENDS, TILINGS
 from zerowaste_vae.engine.runtime.pixels import OUTPUTS
 
-from .archs.originals import close
-from .archs.small import SMALL, small
+from .families.originals import close
+from .families.small import SMALL, small
 
 #: What a plan depends on.
 PLANNED = ("tiling", "tile", "overlap", "chunk", "vram_gb", "ram_gb", "native_blend")

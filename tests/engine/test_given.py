@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from zerowaste_vae import InputError, LatentFile, LatentWriter, load, read_latent, write_latent, write_mp4
 from zerowaste_vae.engine.execution.progress import Callbacks
-from zerowaste_vae.engine.media import latent_note
-from zerowaste_vae.engine.media.clips import Clip
-from zerowaste_vae.engine.media.latents import latent_metadata
+from zerowaste_vae.engine.extras.media import latent_note
+from zerowaste_vae.engine.extras.media.clips import Clip
+from zerowaste_vae.engine.extras.media.latents import latent_metadata
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.request import as_frames, check_latent, check_video
 

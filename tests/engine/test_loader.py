@@ -5,11 +5,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import Checkpoint, CheckpointError, InputError, demo_vae_path, load
 from zerowaste_vae.engine import log
-from zerowaste_vae.engine.archs import ARCHITECTURES
+from zerowaste_vae.engine.families import ARCHITECTURES
 from zerowaste_vae.engine.loader import encoder_only
 from zerowaste_vae.engine.planning.choice import Choices
 
-from .archs.small import small
+from .families.small import small
 
 
 def decoder_only(tensors):

@@ -7,10 +7,10 @@ import pytest
 import torch
 from zerowaste_vae import InputError
 from zerowaste_vae.engine import log
-from zerowaste_vae.engine.distributed.devices import resolve
-from zerowaste_vae.engine.media.latents import write_latent
-from zerowaste_vae.engine.media.mp4 import write_mp4
-from zerowaste_vae.engine.media.pngs import write_png, write_png_folder
+from zerowaste_vae.engine.extras.distributed.devices import resolve
+from zerowaste_vae.engine.extras.media.latents import write_latent
+from zerowaste_vae.engine.extras.media.mp4 import write_mp4
+from zerowaste_vae.engine.extras.media.pngs import write_png, write_png_folder
 from zerowaste_vae.engine.request import Request, check_latent, check_out, check_part, check_seed, check_video
 
 #: Tensors that hold no values side by side.

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from zerowaste_vae import InputError, load
-from zerowaste_vae.engine.archs import by_name
-from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
+from zerowaste_vae.engine.families import by_name
 from zerowaste_vae.engine.request import Request
 
-from .archs.small import SMALL, WHOLE, small
+from .families.small import SMALL, WHOLE, small
 
 #: Beyond -1..1 for a part of the values, so that a clamp would show.
 LOUD = 4.0

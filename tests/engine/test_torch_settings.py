@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from zerowaste_vae import load, read_video, write_mp4
+from zerowaste_vae.engine.extras.media.latents import read_latent, write_latent
 from zerowaste_vae.engine.loader import demo_vae_path
-from zerowaste_vae.engine.media.latents import read_latent, write_latent
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -196,7 +196,7 @@ def unnamed(source, types=True):
 
 
 def test_tensors_name_their_type_and_device():
-    """engine/bench runs in processes of its own."""
+    """engine/extras/bench runs in processes of its own."""
     found = {}
     for path in sorted(p for room in ("engine", "nodes") for p in (ROOT / room).rglob("*.py")):
         lines = list(unnamed(path.read_text("utf-8"), types="bench" not in path.parts))

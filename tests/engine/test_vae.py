@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from zerowaste_vae import Cancelled, InputError, PlanError, load
-from zerowaste_vae.engine.archs import ARCHITECTURES
-from zerowaste_vae.engine.bench.metrics import compare, tile_edges
 from zerowaste_vae.engine.encoding import alone
+from zerowaste_vae.engine.extras.bench.metrics import compare, tile_edges
+from zerowaste_vae.engine.families import ARCHITECTURES
 from zerowaste_vae.engine.planning.budget import Machine
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from zerowaste_vae.engine.archs import ARCHITECTURES
+from zerowaste_vae.engine.families import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {"comfy", "comfy_api", "comfy_execution", "folder_paths", "server"}

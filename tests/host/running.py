@@ -25,8 +25,8 @@ from events import Socket
 from PIL import Image
 from safetensors.torch import save_file
 from zerowaste_vae import demo_vae_path
-from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
-from zerowaste_vae.engine.media.mp4 import write_mp4
+from zerowaste_vae.engine.extras.media.mp4 import write_mp4
+from zerowaste_vae.engine.families.seedvr2 import ARCHITECTURE, Config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = Path.home() / ".cache" / "zerowaste-vae"

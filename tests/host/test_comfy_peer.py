@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from zerowaste_vae.engine.bench import peers, schema
-from zerowaste_vae.engine.bench.measure import Bench, Case
-from zerowaste_vae.engine.bench.subject import read_weights
-from zerowaste_vae.engine.cli import main
+from zerowaste_vae.engine.extras.bench import peers, schema
+from zerowaste_vae.engine.extras.bench.measure import Bench, Case
+from zerowaste_vae.engine.extras.bench.subject import read_weights
+from zerowaste_vae.engine.extras.cli import main
 
 pytestmark = pytest.mark.host
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from zerowaste_vae.engine.archs.seedvr2 import Config
+from zerowaste_vae.engine.families.seedvr2 import Config
 
 pytestmark = pytest.mark.host
 

@@ -14,7 +14,7 @@ import running
 import test_quantised as quantised
 import torch
 from safetensors.torch import save_file
-from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE
+from zerowaste_vae.engine.families.seedvr2 import ARCHITECTURE
 from zerowaste_vae.engine.kernels.targets import gains_by_half_sums
 
 fcntl = pytest.importorskip("fcntl")

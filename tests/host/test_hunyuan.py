@@ -10,7 +10,7 @@ import running
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae import Checkpoint, load
-from zerowaste_vae.engine.archs import hunyuan, hunyuan15
+from zerowaste_vae.engine.families import hunyuan, hunyuan15
 
 pytestmark = pytest.mark.host
 

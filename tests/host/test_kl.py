@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from zerowaste_vae.engine.archs import kl
-from zerowaste_vae.engine.media.mp4 import write_mp4
+from zerowaste_vae.engine.extras.media.mp4 import write_mp4
+from zerowaste_vae.engine.families import kl
 
 pytestmark = pytest.mark.host
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from comfy_api.latest import InputImpl, Types
 from safetensors.torch import save_file
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.engine.archs import by_name, kl, wan
-from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.families import by_name, kl, wan
+from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
 from zerowaste_vae.nodes.decode import Decode
 from zerowaste_vae.nodes.encode import Encode
 from zerowaste_vae.nodes.encode import EncodeFromVideo

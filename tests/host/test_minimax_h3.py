@@ -9,7 +9,7 @@ import running
 import torch
 from safetensors.torch import load_file
 from zerowaste_vae import load, read_checkpoint
-from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE
+from zerowaste_vae.engine.families.minimax_h3 import ARCHITECTURE
 
 pytestmark = pytest.mark.host
 #: Of an output's standard deviation.
@@ -159,7 +159,7 @@ import comfy.utils
 import torch
 from comfy.ldm.minimax import vae as minimax
 from safetensors.torch import load_file
-from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE
+from zerowaste_vae.engine.families.minimax_h3 import ARCHITECTURE
 from zerowaste_vae.nodes import conversion, services
 from zerowaste_vae.nodes.loader import Optimize
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_plan_route import known
 from zerowaste_vae import read_checkpoint
-from zerowaste_vae.engine.archs import wan
-from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
+from zerowaste_vae.engine.families import wan
 
 pytestmark = pytest.mark.host
 NAME, PACKED, PLAIN = "quantised_wan.safetensors", "packed_wan.safetensors", "fp8_wan.safetensors"

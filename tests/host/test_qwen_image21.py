@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from zerowaste_vae import load
-from zerowaste_vae.engine.archs import qwen_image21
-from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
+from zerowaste_vae.engine.families import qwen_image21
 
 pytestmark = pytest.mark.host
 

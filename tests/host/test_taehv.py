@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from zerowaste_vae.engine.archs.taehv import ARCHITECTURE, LEAK, SCALE, SHIFT
-from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
+from zerowaste_vae.engine.families.taehv import ARCHITECTURE, LEAK, SCALE, SHIFT
 
 pytestmark = pytest.mark.host
 

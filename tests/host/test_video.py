@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from running import inside
-from zerowaste_vae.engine.media.clips import read_video
-from zerowaste_vae.engine.media.mp4 import write_mp4
-from zerowaste_vae.engine.media.sound import read_sound
+from zerowaste_vae.engine.extras.media.clips import read_video
+from zerowaste_vae.engine.extras.media.mp4 import write_mp4
+from zerowaste_vae.engine.extras.media.sound import read_sound
 
 pytestmark = pytest.mark.host
 
@@ -133,7 +133,7 @@ HELD = """
 import os, torch
 from pathlib import Path
 import folder_paths
-from zerowaste_vae.engine.media import mp4
+from zerowaste_vae.engine.extras.media import mp4
 from zerowaste_vae.engine.system import patience
 from zerowaste_vae.nodes import conversion, decode
 from zerowaste_vae.nodes.settings import Settings

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from zerowaste_vae.engine.archs import kl
+from zerowaste_vae.engine.families import kl
 
 pytestmark = pytest.mark.host
 

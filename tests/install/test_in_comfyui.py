@@ -19,9 +19,9 @@ name = folder.replace(".", "_x_")
 spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
 pack = sys.modules[name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(pack)
-import_module(name + ".engine.compat.one_copy").share(name)
+import_module(name + ".engine.extras.compat.one_copy").share(name)
 import zerowaste_vae
-from zerowaste_vae.engine import cli
+from zerowaste_vae.engine.extras import cli
 files = {}
 for module in [m for m in sys.modules.values() if getattr(m, "__file__", None)]:
     if module.__file__.startswith(folder):

@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae.engine import Checkpoint, InputError, load, read_checkpoint
-from zerowaste_vae.engine.archs import seedvr2
-from zerowaste_vae.engine.bench.subject import random_checkpoint
-from zerowaste_vae.engine.checkpoints import save_checkpoint
+from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
+from zerowaste_vae.engine.extras.convert import save_checkpoint
+from zerowaste_vae.engine.families import seedvr2
 
 # ComfyUI's, which these tests need nothing of.
 sys.modules.setdefault("folder_paths", ModuleType("folder_paths"))

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from torch import nn
 from zerowaste_vae.adapters import SeedVR2VAE, WanVideoVAE
 from zerowaste_vae.engine import load, read_checkpoint
-from zerowaste_vae.engine.archs import seedvr2
-from zerowaste_vae.engine.archs.wan import WAN21, Config
-from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
+from zerowaste_vae.engine.families import seedvr2
+from zerowaste_vae.engine.families.wan import WAN21, Config
 
-from ..engine.archs.small import small
+from ..engine.families.small import small
 
 PACKS = Path(__file__).resolve().parents[1] / "host" / "other_packs"
 

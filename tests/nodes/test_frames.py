@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.engine.archs import ARCHITECTURES, DEFAULT, svd
-from zerowaste_vae.engine.media import latent_note
+from zerowaste_vae.engine.extras.media import latent_note
+from zerowaste_vae.engine.families import ARCHITECTURES, DEFAULT, svd
 from zerowaste_vae.nodes.frames import ANY_VAE, CLIP_SIZE, VAE_NOTE, Layout, check_maker, held, strange
 
 #: 4n + 1 frames, sides of 16 pixels.

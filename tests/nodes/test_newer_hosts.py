@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 from zerowaste_vae.engine import demo_vae_path, load, log, read_checkpoint
-from zerowaste_vae.engine.archs import by_name
-from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
+from zerowaste_vae.engine.families import by_name
 
-from ..engine.archs.small import SMALL
+from ..engine.families.small import SMALL
 from .fake_host import host_vae
 
 PIXELS = torch.rand(5, 32, 48, 3, generator=torch.Generator().manual_seed(0))

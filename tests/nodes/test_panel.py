@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae.engine import InputError, loader
-from zerowaste_vae.engine.archs import ARCHITECTURES, minimax_h3, wan
-from zerowaste_vae.engine.archs.seedvr2 import Config
+from zerowaste_vae.engine.families import ARCHITECTURES, minimax_h3, wan
+from zerowaste_vae.engine.families.seedvr2 import Config
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning import make

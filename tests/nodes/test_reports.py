@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from zerowaste_vae.engine import InputError, PlanError
-from zerowaste_vae.engine.archs import ARCHITECTURES
+from zerowaste_vae.engine.families import ARCHITECTURES
 from zerowaste_vae.engine.planning.fusable import half_not_fused
 from zerowaste_vae.engine.precision.modes import PRECISIONS
 from zerowaste_vae.nodes.reports import counted, fitting, labelled

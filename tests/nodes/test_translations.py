@@ -17,8 +17,9 @@ CHINESE = json.loads((ROOT / "locales" / "zh" / "main.json").read_text())["zerow
 ERRORS = {"PlanError", "InputError", "CheckpointError", "NonFiniteError"}
 #: Whose errors reach people through the nodes. Not here: what is wrong inside a file and why a family's sizes are none,
 #: what only callers of the Python interface can do, and malformed questions of the panel.
-PLACES = ("nodes/*.py", "engine/planning/*.py", "engine/runtime/*.py", "engine/network/tiles.py", "engine/loader.py")
-PLACES += ("engine/distributed/devices.py", "engine/distributed/several.py", "engine/request.py")
+PLACES = ("nodes/*.py", "engine/planning/*.py", "engine/runtime/*.py", "engine/extras/graphs/*.py",
+          "engine/extras/residents/*.py", "engine/network/tiles.py", "engine/loader.py")
+PLACES += ("engine/extras/distributed/devices.py", "engine/extras/distributed/several.py", "engine/request.py")
 PLACES += tuple(f"engine/execution/{name}.py" for name in ("core", "guard", "noise", "progress"))
 PYTHON_ONLY = (
     "out is ", "start=", "frames={} ", "seed={}", "noise={}", "timestep={}", "the decoder of {} takes no",

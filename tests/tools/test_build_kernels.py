@@ -241,7 +241,7 @@ def test_every_test_of_single_kernels_is_launched_without_values(tool, monkeypat
 
 def test_what_a_half_asks_for_is_covered(tool, compiler, tmp_path):
     """As it is named where it runs; other sizes are not, and are walked there."""
-    from zerowaste_vae.engine.archs import by_name
+    from zerowaste_vae.engine.families import by_name
     from zerowaste_vae.engine.options import DEFAULTS
     from zerowaste_vae.engine.planning.launches import use_id
 
@@ -303,7 +303,7 @@ def test_kernels_are_lowered_and_assembled():
         "        assert 0 < taken.registers < 256 and not taken.spilled and not taken.refused\n"
         "    assert 'ptxas' in lower_kernels.assembled(made.ptx.replace('ret;', 'rot;'), 86).refused\n"
         "import torch\n"
-        "from zerowaste_vae.engine.archs import by_name\n"
+        "from zerowaste_vae.engine.families import by_name\n"
         "from zerowaste_vae.engine.options import DEFAULTS\n"
         "from zerowaste_vae.engine.planning.launches import needs\n"
         "flux = by_name('flux')\n"

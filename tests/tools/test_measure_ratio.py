@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from zerowaste_vae.engine.planning.expected import Expected, expected
+from zerowaste_vae.engine.extras.bench.expected import Expected, expected
 
 FIGURES = {"median": 40.0, "low": 39.0, "high": 41.5, "runs": 2}
 ROWS = [
@@ -44,7 +44,7 @@ def test_an_entry_keeps_clocks_and_bytes(page):
 
 
 def test_the_page_and_the_data_are_written(page, tmp_path):
-    for folder in ("docs", "engine/planning"):
+    for folder in ("docs", "engine/extras/bench"):
         (tmp_path / folder).mkdir(parents=True)
     place = tmp_path / "docs" / "ratio.md"
     place.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
@@ -56,9 +56,9 @@ def test_the_page_and_the_data_are_written(page, tmp_path):
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     assert "### A: at the ratio of RTX 5070 Ti" in text and "### B: at the ratio" in text
     assert "| SeedVR2, fp16, 1280x720x21 | 40.0 (39.0 to 41.5) | 39.0 " in text and "not timed: no" in text
-    data = json.loads((tmp_path / "engine/planning/ratio.json").read_text())
+    data = json.loads((tmp_path / "engine/extras/bench/ratio.json").read_text())
     assert [one["host_ms"] for one in data["entries"]] == [2.0]  # the later file's
-    from zerowaste_vae.engine.archs import DEFAULT
+    from zerowaste_vae.engine.families import DEFAULT
     from zerowaste_vae.engine.kernels.gpus import find
 
     gpu, config = find("RTX 4090", "").gpu, DEFAULT.published.config
@@ -66,7 +66,7 @@ def test_the_page_and_the_data_are_written(page, tmp_path):
 
 
 def test_a_decode_without_times_of_its_operators_is_in_the_tables_only(page, tmp_path):
-    for folder in ("docs", "engine/planning"):
+    for folder in ("docs", "engine/extras/bench"):
         (tmp_path / folder).mkdir(parents=True)
     place = tmp_path / "docs" / "ratio.md"
     place.write_text(f"{page.BEGIN}\n{page.END}\n")
@@ -75,7 +75,7 @@ def test_a_decode_without_times_of_its_operators_is_in_the_tables_only(page, tmp
     (tmp_path / "1.json").write_text(json.dumps(one))
     page.write([tmp_path / "1.json"], tmp_path)
     assert "| 40.0 (39.0 to 41.5) | 39.0 (39.0 to 41.5) | not timed | not timed |" in place.read_text()
-    assert json.loads((tmp_path / "engine/planning/ratio.json").read_text())["entries"] == []
+    assert json.loads((tmp_path / "engine/extras/bench/ratio.json").read_text())["entries"] == []
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_another_k_is_another_clock_of_the_same_products(tool):
     import argparse
 
     import torch
-    from zerowaste_vae.engine.bench.ratio import Ratio
+    from zerowaste_vae.engine.extras.bench.ratio import Ratio
     from zerowaste_vae.engine.kernels.gpus import find
 
     gpu = find("RTX 5070 Ti", "").gpu
@@ -114,10 +114,10 @@ def test_what_is_no_case_is_refused(tool, names, tmp_path):
 
 def test_the_data_that_ship_are_of_the_files_that_ship(page, tmp_path):
     """`measure_ratio.py page` was run after the last measurement."""
-    for folder in ("docs", "engine/planning"):
+    for folder in ("docs", "engine/extras/bench"):
         (tmp_path / folder).mkdir(parents=True)
     root = page.Path(page.__file__).resolve().parent.parent
     (tmp_path / "docs/ratio.md").write_text((root / "docs/ratio.md").read_text("utf-8"), "utf-8")
     page.write([root / f"docs/figures/{name}.json" for name in ("ratio-before", "ratio")], tmp_path)
-    for name in ("docs/ratio.md", "engine/planning/ratio.json"):
+    for name in ("docs/ratio.md", "engine/extras/bench/ratio.json"):
         assert (tmp_path / name).read_text("utf-8") == (root / name).read_text("utf-8")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from zerowaste_vae.engine import demo_vae_path, load
-from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.families.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.tools.train_demo import canvases, export, fast, init, measure, motion, train
 
 CONFIG = Config((8, 8, 16, 16), (8, 16, 16, 8), norm_groups=4)

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ...engine.archs.seedvr2 import ARCHITECTURE, Config
+from ...engine.families.seedvr2 import ARCHITECTURE, Config
 from ...engine.network.plain import Network
 
 

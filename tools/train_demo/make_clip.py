@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...engine.media.mp4 import write_mp4
+from ...engine.extras.media.mp4 import write_mp4
 from .canvases import coloured_noise
 from .pictures import read
 from .scene import Camera, Marble, render

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...engine.bench import metrics
+from ...engine.extras.bench import metrics
 from ...engine.network.plain import Network
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...engine.archs.seedvr2 import ARCHITECTURE, Config
+from ...engine.families.seedvr2 import ARCHITECTURE, Config
 from ...engine.network.plain import Network
 from . import fast
 from .canvases import SIDE, make_pool

@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae import CheckpointError, load, read_checkpoint
-from zerowaste_vae.engine.archs.arch import BESIDE
-from zerowaste_vae.engine.checkpoints import convert_checkpoint
+from zerowaste_vae.engine.extras.convert import convert_checkpoint
 from zerowaste_vae.engine.loader import encoder_only
+from zerowaste_vae.engine.network.architecture import BESIDE
 
-from ..archs.small import WIDTHS, small
+from ..families.small import WIDTHS, small
 
 SAID = {"_class_name": "AutoencoderKL", "norm_num_groups": 8, "act_fn": "silu", "block_out_channels": list(WIDTHS)}
 

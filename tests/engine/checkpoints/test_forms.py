@@ -10,7 +10,7 @@ from zerowaste_vae.engine.checkpoints import read_checkpoint
 from zerowaste_vae.engine.checkpoints.safetensors_file import power_of_two
 from zerowaste_vae.engine.errors import CheckpointError
 
-from ..archs.small import small
+from ..families.small import small
 
 N, K = 40, 256
 E4M3 = torch.float8_e4m3fn

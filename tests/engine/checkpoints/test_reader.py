@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from zerowaste_vae.engine.checkpoints import convert_checkpoint, read_checkpoint, reading
+from zerowaste_vae.engine.checkpoints import read_checkpoint, reading
 from zerowaste_vae.engine.errors import CheckpointError
+from zerowaste_vae.engine.extras.convert import convert_checkpoint
 from zerowaste_vae.engine.loader import load
 
 SAMPLES = {

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from zerowaste_vae.engine import load
-from zerowaste_vae.engine.archs import find_key_set, native_names
-from zerowaste_vae.engine.archs.wan import DIFFUSERS
 from zerowaste_vae.engine.checkpoints import Checkpoint, read_checkpoint, restore_shapes
 from zerowaste_vae.engine.checkpoints.gguf_types import types
 from zerowaste_vae.engine.checkpoints.shapes import split_merged_convs
 from zerowaste_vae.engine.errors import CheckpointError
+from zerowaste_vae.engine.families import find_key_set, native_names
+from zerowaste_vae.engine.families.wan import DIFFUSERS
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 

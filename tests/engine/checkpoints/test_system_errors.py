@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae.engine.checkpoints import read_checkpoint
-from zerowaste_vae.engine.cli import compare
 from zerowaste_vae.engine.errors import ZeroWasteError
+from zerowaste_vae.engine.extras.cli import compare
+from zerowaste_vae.engine.extras.eight_bit import prepared
+from zerowaste_vae.engine.extras.media.latents import read_latent
 from zerowaste_vae.engine.loader import demo_vae_path, load
-from zerowaste_vae.engine.media.latents import read_latent
-from zerowaste_vae.engine.precision import prepared
 
 
 @pytest.mark.parametrize("error", [

@@ -6,7 +6,7 @@ import json
 
 import torch
 from gpu_models import make
-from zerowaste_vae.engine.bench.calls import resident_bytes
+from zerowaste_vae.engine.extras.bench.calls import resident_bytes
 from zerowaste_vae.engine.runtime.pinned import POOL
 
 #: Target in GB, and latents.

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from zerowaste_vae import VideoVAE, load
-from zerowaste_vae.engine.archs import minimax_h3
-from zerowaste_vae.engine.cli import main
-from zerowaste_vae.engine.distributed.devices import copies_on
 from zerowaste_vae.engine.errors import PlanError
 from zerowaste_vae.engine.execution import components as halves
+from zerowaste_vae.engine.extras.cli import main
+from zerowaste_vae.engine.extras.distributed.devices import copies_on
+from zerowaste_vae.engine.families import minimax_h3
 from zerowaste_vae.engine.network.offload import moving_bytes
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning import make

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae import load
-from zerowaste_vae.engine.archs import wan
 from zerowaste_vae.engine.execution.core import Core
+from zerowaste_vae.engine.families import wan
 from zerowaste_vae.engine.kernels.norm_act import statistics
 from zerowaste_vae.engine.runtime.context import ExecutionContext
 

@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from zerowaste_vae import load
-from zerowaste_vae.engine.distributed.consistency import of_network
 from zerowaste_vae.engine.execution.core import Core
 from zerowaste_vae.engine.execution.guard import Guard
+from zerowaste_vae.engine.extras.distributed.consistency import of_network
+from zerowaste_vae.engine.extras.graphs import graphs
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.precision.digest import of_network as digest_of
-from zerowaste_vae.engine.runtime import graphs
 
 KEYS = ("decoder.up_blocks.1.resnets.0.conv1", "encoder.down_blocks.1.resnets.0.conv1")
 

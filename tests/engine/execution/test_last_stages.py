@@ -5,7 +5,8 @@ import dataclasses
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs import (
+from zerowaste_vae.engine.execution.core import Core
+from zerowaste_vae.engine.families import (
     ARCHITECTURES,
     cogvideox,
     cosmos,
@@ -24,18 +25,17 @@ from zerowaste_vae.engine.archs import (
     taehv,
     wan,
 )
-from zerowaste_vae.engine.execution.core import Core
+from zerowaste_vae.engine.families.mage.patchwise import LayerMoments, PatchPixels
 from zerowaste_vae.engine.kernels.targets import triton_version
 from zerowaste_vae.engine.kernels.to_pixels import to_pixels
 from zerowaste_vae.engine.network.ops.ends import Moments, Pixels
-from zerowaste_vae.engine.network.ops.patchwise import LayerMoments, PatchPixels
 from zerowaste_vae.engine.planning.fusable import half_not_fused, no_8_bit
 from zerowaste_vae.engine.precision.modes import PRECISIONS
 from zerowaste_vae.engine.runtime import context as run
 from zerowaste_vae.engine.runtime.weights import Conv
 from zerowaste_vae.engine.vae import VideoVAE
 
-from ..archs.small import SMALL
+from ..families.small import SMALL
 
 WIDTHS = (32, 32, 32, 32)
 FIVE = (32, 32, 32, 32, 64)

@@ -4,11 +4,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae import InputError, load
-from zerowaste_vae.engine.archs import seedvr2, wan
 from zerowaste_vae.engine.execution import call
 from zerowaste_vae.engine.execution.progress import Ticker
 from zerowaste_vae.engine.execution.results import Whole
 from zerowaste_vae.engine.execution.video import TensorVideo
+from zerowaste_vae.engine.families import seedvr2, wan
 from zerowaste_vae.engine.request import Request
 
 #: Latents of the clips: more than any of these networks looks back.

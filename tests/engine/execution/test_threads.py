@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from zerowaste_vae import load
-from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.execution.components import FusedComponents
+from zerowaste_vae.engine.families.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Machine
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk

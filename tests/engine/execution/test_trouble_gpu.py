@@ -9,12 +9,13 @@ import pytest
 import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine import log
+from zerowaste_vae.engine.extras.graphs import graphs
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.probe import dispatch
 from zerowaste_vae.engine.planning import budget as memory
 from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.runtime import context as run_module
-from zerowaste_vae.engine.runtime import graphs, pinned
+from zerowaste_vae.engine.runtime import pinned
 from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.runtime.pinned import POOL, PinnedPool
 

@@ -18,7 +18,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import cross_compile
 from compile_transformers import meta, transformer_cases
-from zerowaste_vae.engine.archs import ARCHITECTURES
+from zerowaste_vae.engine.extras.tuning.candidates import candidates
+from zerowaste_vae.engine.extras.tuning.layers import Layer, layers
+from zerowaste_vae.engine.extras.tuning.problem import problem
+from zerowaste_vae.engine.families import ARCHITECTURES
 from zerowaste_vae.engine.kernels.attention import dispatch as attention
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, padded_channels
 from zerowaste_vae.engine.kernels.conv3d import dispatch as conv
@@ -30,9 +33,6 @@ from zerowaste_vae.engine.kernels.to_pixels import BYTES, UNIT
 from zerowaste_vae.engine.kernels.to_pixels import dispatch as to_pixels
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
-from zerowaste_vae.engine.tuning.candidates import candidates
-from zerowaste_vae.engine.tuning.layers import Layer, layers
-from zerowaste_vae.engine.tuning.problem import problem
 
 HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 # (H, W, C) at 720p, one per schedule: narrow, wide, small plane.

@@ -6,12 +6,12 @@ import itertools
 
 import cross_compile
 import torch
-from zerowaste_vae.engine.kernels.blocks import dispatch as blocks
-from zerowaste_vae.engine.kernels.mixing import dispatch as mixing
-from zerowaste_vae.engine.kernels.neighbourhood import Window
-from zerowaste_vae.engine.kernels.neighbourhood import dispatch as neighbourhood
-from zerowaste_vae.engine.kernels.patch_pixels import PatchNetwork
-from zerowaste_vae.engine.kernels.patch_pixels import dispatch as patch_pixels
+from zerowaste_vae.engine.families.ltx_diffusion.kernels.blocks import dispatch as blocks
+from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood import Window
+from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood import dispatch as neighbourhood
+from zerowaste_vae.engine.families.mage.kernels.mixing import dispatch as mixing
+from zerowaste_vae.engine.families.mage.kernels.patch_pixels import PatchNetwork
+from zerowaste_vae.engine.families.mage.kernels.patch_pixels import dispatch as patch_pixels
 from zerowaste_vae.engine.kernels.targets import FP8, Target, using
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, UNIT
 from zerowaste_vae.engine.kernels.tokens import dispatch as tokens

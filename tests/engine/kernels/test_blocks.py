@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.blocks import (
+from zerowaste_vae.engine.families.ltx_diffusion.kernels.blocks import (
     Place,
     added,
     angles,
@@ -16,7 +16,7 @@ from zerowaste_vae.engine.kernels.blocks import (
     turned,
     turned_columns,
 )
-from zerowaste_vae.engine.kernels.blocks.schedules import GROUP, Schedule
+from zerowaste_vae.engine.families.ltx_diffusion.kernels.blocks.schedules import GROUP, Schedule
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.kernels.tokens import LIMITS
 

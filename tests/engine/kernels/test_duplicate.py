@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from zerowaste_vae.engine.families.wan.around import duplicate_up
 from zerowaste_vae.engine.kernels.duplicate import duplicate
-from zerowaste_vae.engine.network.ops.around import duplicate_up
 from zerowaste_vae.engine.network.ops.shortcut import shuffled
 
 # D, H, W, C, K, frames, drop

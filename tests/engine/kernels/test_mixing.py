@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from zerowaste_vae.engine.kernels.mixing import blocks, gates, layer_normed, mixed, unwindowed, windowed
+from zerowaste_vae.engine.families.mage.kernels.mixing import blocks, gates, layer_normed, mixed, unwindowed, windowed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import error

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.neighbourhood import Window, neighbourhood, schedules
-from zerowaste_vae.engine.kernels.neighbourhood.schedules import pick
-from zerowaste_vae.engine.kernels.neighbourhood.windows import TERMS, order, whole
+from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood import Window, neighbourhood, schedules
+from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood.schedules import pick
+from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood.windows import TERMS, order, whole
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import error

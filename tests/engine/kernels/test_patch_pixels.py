@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.patch_pixels import PatchNetwork, patch_pixels, reference
-from zerowaste_vae.engine.kernels.patch_pixels.schedules import Schedule
+from zerowaste_vae.engine.families.mage.kernels.patch_pixels import PatchNetwork, patch_pixels, reference
+from zerowaste_vae.engine.families.mage.kernels.patch_pixels.schedules import Schedule
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, RAW, UNIT
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -2,11 +2,17 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.blocks import Place, feed_forward, feeds, gated_product, projected
+from zerowaste_vae.engine.families.ltx_diffusion.kernels.blocks import (
+    Place,
+    feed_forward,
+    feeds,
+    gated_product,
+    projected,
+)
+from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood import Window
+from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood.dispatch import launch
 from zerowaste_vae.engine.kernels.cards import FORMS
 from zerowaste_vae.engine.kernels.launching import recording
-from zerowaste_vae.engine.kernels.neighbourhood import Window
-from zerowaste_vae.engine.kernels.neighbourhood.dispatch import launch
 from zerowaste_vae.engine.kernels.targets import capabilities, prebuilt, using
 
 HOPPER = capabilities("card", 90, (3, 6))

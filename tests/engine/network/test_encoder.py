@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.families.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.network.fused import FusedEncoder
 from zerowaste_vae.engine.network.stream import frame_spans
 

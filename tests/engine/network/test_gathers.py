@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs import hunyuan, hunyuan15
+from zerowaste_vae.engine.families import hunyuan, hunyuan15
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.runtime.handover import hand_over, take_over

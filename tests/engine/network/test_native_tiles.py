@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from zerowaste_vae.engine.distributed.shares import SectionLeads, split
+from zerowaste_vae.engine.extras.distributed.shares import SectionLeads, split
 from zerowaste_vae.engine.network.native_tiles import NativeTiles
 from zerowaste_vae.engine.network.tiled import TiledProgram
 

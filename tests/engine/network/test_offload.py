@@ -8,13 +8,13 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from zerowaste_vae.engine.archs import ARCHITECTURES
+from zerowaste_vae.engine.extras.eight_bit.prepared import _tensors
+from zerowaste_vae.engine.families import ARCHITECTURES
 from zerowaste_vae.engine.network import fused
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.offload import lent, moving_bytes
 from zerowaste_vae.engine.planning.fusable import half_not_fused
 from zerowaste_vae.engine.precision.modes import PRECISIONS
-from zerowaste_vae.engine.precision.prepared import _tensors
 
 from ..execution.test_last_stages import CONFIGS
 

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from zerowaste_vae import load
-from zerowaste_vae.engine.archs import Architecture, KeySet, registry
-from zerowaste_vae.engine.calibration import sampling
+from zerowaste_vae.engine.extras.eight_bit import sampling
+from zerowaste_vae.engine.families import registry
+from zerowaste_vae.engine.network.architecture import Architecture, KeySet
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.network.ops.conv import Conv
 from zerowaste_vae.engine.network.ops.down import StridedDown

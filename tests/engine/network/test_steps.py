@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs import cosmos, seedvr2, wan
 from zerowaste_vae.engine.execution import clip
+from zerowaste_vae.engine.families import cosmos, seedvr2, wan
 from zerowaste_vae.engine.network.program import Program
 from zerowaste_vae.engine.network.state import Place, State
 from zerowaste_vae.engine.network.steps import Steps, chunk_end, frames_of, with_chunks

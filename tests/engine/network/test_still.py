@@ -6,8 +6,8 @@ import weakref
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs.kl import FLUX, SD, Config
-from zerowaste_vae.engine.calibration import sampling
+from zerowaste_vae.engine.extras.eight_bit import sampling
+from zerowaste_vae.engine.families.kl import FLUX, SD, Config
 from zerowaste_vae.engine.kernels.targets import capabilities, triton_version
 from zerowaste_vae.engine.network.fused import fuse
 from zerowaste_vae.engine.options import DEFAULTS

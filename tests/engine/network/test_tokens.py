@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs.minimax_h3 import ARCHITECTURE, Config
+from zerowaste_vae.engine.families.minimax_h3 import ARCHITECTURE, Config
 from zerowaste_vae.engine.kernels.targets import interpreted, triton_version
 from zerowaste_vae.engine.network import tokens
 from zerowaste_vae.engine.network.offload import Hosted, moving_bytes, staying

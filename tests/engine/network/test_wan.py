@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from zerowaste_vae import load
-from zerowaste_vae.engine.archs import wan
+from zerowaste_vae.engine.families import wan
 from zerowaste_vae.engine.kernels.targets import capabilities
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.network.ops.resnet import Res

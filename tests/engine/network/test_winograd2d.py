@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs import by_name
-from zerowaste_vae.engine.calibration import sampling
+from zerowaste_vae.engine.extras.eight_bit import sampling
+from zerowaste_vae.engine.extras.tuning.layers import layers
+from zerowaste_vae.engine.families import by_name
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.gpus import GPUS
 from zerowaste_vae.engine.kernels.targets import prebuilt, projected, under
@@ -26,7 +27,6 @@ from zerowaste_vae.engine.precision.modes import PRECISIONS
 from zerowaste_vae.engine.precision.policy import Policy, eligible
 from zerowaste_vae.engine.runtime.handover import hand_over, take_over
 from zerowaste_vae.engine.runtime.parking import Parking
-from zerowaste_vae.engine.tuning.layers import layers
 
 CPU = torch.device("cpu")
 WINOGRAD = DEFAULTS.switched(on=["winograd"])

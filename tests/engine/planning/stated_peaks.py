@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from zerowaste_vae.engine.archs import ARCHITECTURES, Architecture
 from zerowaste_vae.engine.errors import PlanError
+from zerowaste_vae.engine.families import ARCHITECTURES
+from zerowaste_vae.engine.network.architecture import Architecture
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits, Machine
 from zerowaste_vae.engine.planning.cost import Rates

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs import DEFAULT
+from zerowaste_vae.engine.families import DEFAULT
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.prebuilt import library as sets
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError

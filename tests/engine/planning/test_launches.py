@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs import by_name
+from zerowaste_vae.engine.families import by_name
 from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.targets import prebuilt
 from zerowaste_vae.engine.options import DEFAULTS, Options
@@ -155,7 +155,7 @@ def test_triton_need_not_be_there():
         "import sys\n"
         "sys.modules['triton'] = None\n"
         "import torch\n"
-        "from zerowaste_vae.engine.archs import DEFAULT\n"
+        "from zerowaste_vae.engine.families import DEFAULT\n"
         "from zerowaste_vae.engine.kernels.targets import prebuilt\n"
         "from zerowaste_vae.engine.options import DEFAULTS\n"
         "from zerowaste_vae.engine.planning.launches import needs\n"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs import minimax_h3
+from zerowaste_vae.engine.families import minimax_h3
 from zerowaste_vae.engine.kernels.tokens import gated, normalised, rotated, rounded
 from zerowaste_vae.engine.network.ops.tokens import Tokens, turns
 from zerowaste_vae.engine.network.tokens import tiles_together, tokens_of

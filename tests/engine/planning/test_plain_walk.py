@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
-from zerowaste_vae.engine.archs import cosmos, hunyuan, hunyuan15, hunyuan_refiner, kl, ltx, mochi, seedvr2, wan
+from zerowaste_vae.engine.families import cosmos, hunyuan, hunyuan15, hunyuan_refiner, kl, ltx, mochi, seedvr2, wan
 from zerowaste_vae.engine.kernels import exact
 from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.network.stream import (

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from zerowaste_vae import load
-from zerowaste_vae.engine.archs import cosmos, hunyuan, hunyuan_refiner, ltx, minimax_h3, mochi
 from zerowaste_vae.engine.errors import Cancelled, PlanError
+from zerowaste_vae.engine.families import cosmos, hunyuan, hunyuan_refiner, ltx, minimax_h3, mochi
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning import dryrun, plain_walk, repeated
 from zerowaste_vae.engine.planning.budget import Limits

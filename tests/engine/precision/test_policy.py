@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.families.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.kernels.conv3d.types import HALF_DEPTH, quantise_rows
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from zerowaste_vae import Checkpoint, load
-from zerowaste_vae.engine.archs.tae import TAEF2
-from zerowaste_vae.engine.bench.subject import random_checkpoint
+from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
+from zerowaste_vae.engine.extras.media.clips import read_video
+from zerowaste_vae.engine.families.tae import TAEF2
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, conv3d, pack_tiles, pack_weight
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, norm_act
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.loader import demo_clip_path
-from zerowaste_vae.engine.media.clips import read_video
 from zerowaste_vae.engine.network.ops.conv import FrameConv
 
 from ...conftest import FIXTURES

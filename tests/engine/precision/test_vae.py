@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae.engine import InputError, load
-from zerowaste_vae.engine.bench import calibrate as calibration
-from zerowaste_vae.engine.calibration import mixed, sampling
-from zerowaste_vae.engine.calibration.sampling import Saturation
 from zerowaste_vae.engine.execution import call, core
+from zerowaste_vae.engine.extras.bench import calibrate as calibration
+from zerowaste_vae.engine.extras.eight_bit import mixed, sampling, store
+from zerowaste_vae.engine.extras.eight_bit.sampling import Saturation
+from zerowaste_vae.engine.extras.eight_bit.table import Table
 from zerowaste_vae.engine.options import DEFAULTS
-from zerowaste_vae.engine.precision import policy, store
+from zerowaste_vae.engine.precision import policy
 from zerowaste_vae.engine.precision.modes import Mode
 from zerowaste_vae.engine.precision.policy import eligible
-from zerowaste_vae.engine.precision.table import Table
 
 
 def db(a, b):

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from zerowaste_vae.engine import load, loader
-from zerowaste_vae.engine.archs import wan
-from zerowaste_vae.engine.bench.calibrate import calibrate
-from zerowaste_vae.engine.calibration import sampling
-from zerowaste_vae.engine.cli import main
+from zerowaste_vae.engine.extras.bench.calibrate import calibrate
+from zerowaste_vae.engine.extras.cli import main
+from zerowaste_vae.engine.extras.eight_bit import sampling
+from zerowaste_vae.engine.families import wan
 from zerowaste_vae.engine.kernels.conv3d import reference
 from zerowaste_vae.engine.kernels.targets import prebuilt
 from zerowaste_vae.engine.network.fused import fuse

@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from zerowaste_vae.engine.archs import wan
-from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.execution.guard import Guard
 from zerowaste_vae.engine.execution.progress import Ticker
+from zerowaste_vae.engine.families import wan
+from zerowaste_vae.engine.families.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.runtime import handover
 from zerowaste_vae.engine.runtime.handover import hand_over, take_over

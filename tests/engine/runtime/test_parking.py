@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.families.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.network.stream import frame_spans
 from zerowaste_vae.engine.runtime import pinned

@@ -6,8 +6,8 @@ import gc
 
 import pytest
 import torch
-from zerowaste_vae.engine.archs import wan
-from zerowaste_vae.engine.archs.seedvr2 import ARCHITECTURE, Config
+from zerowaste_vae.engine.families import wan
+from zerowaste_vae.engine.families.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.kernels.conv3d import sums_bytes
 from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK, pick
 from zerowaste_vae.engine.kernels.conv3d.types import stat_span

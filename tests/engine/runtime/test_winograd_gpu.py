@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae.engine.calibration.sampling import decibel
+from zerowaste_vae.engine.extras.eight_bit.sampling import decibel
 from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.runtime.parking import Parking

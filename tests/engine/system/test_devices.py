@@ -178,4 +178,4 @@ def test_the_cache_is_emptied_in_one_place():
     found = {str(path.relative_to(root)) for folder in ("engine", "nodes") for path in (root / folder).rglob("*.py")
              if "cuda.empty_cache()" in path.read_text(encoding="utf-8")}  # fmt: skip
     assert {Path(name).as_posix() for name in found} == {
-        "engine/system/devices.py", "engine/tuning/worker.py", "engine/bench/calls.py"}  # fmt: skip
+        "engine/system/devices.py", "engine/extras/tuning/worker.py", "engine/extras/bench/calls.py"}  # fmt: skip

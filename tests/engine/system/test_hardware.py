@@ -127,6 +127,6 @@ def test_a_torch_for_cpus_alone_has_a_cure(monkeypatch, build, driver, said):
     assert bool(cure) == said
     assert not said or f'"{sys.executable}" -m pip' in cure
     assert not said or cure.endswith("-m pip install --force-reinstall torch --index-url " + hardware.CUDA_WHEELS)
-    from zerowaste_vae.engine.cli.info import describe_hardware
+    from zerowaste_vae.engine.extras.cli.info import describe_hardware
 
     assert (("cure", cure) in list(describe_hardware(hardware.survey()))) == said

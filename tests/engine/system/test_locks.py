@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.engine.media.mp4 import Mp4Writer
-from zerowaste_vae.engine.media.mp4_format import Format
-from zerowaste_vae.engine.media.pngs import PngWriter
+from zerowaste_vae.engine.extras.media.mp4 import Mp4Writer
+from zerowaste_vae.engine.extras.media.mp4_format import Format
+from zerowaste_vae.engine.extras.media.pngs import PngWriter
 from zerowaste_vae.engine.system.locks import held
 
 fcntl = pytest.importorskip("fcntl", reason="what Windows has is simulated on another system")

@@ -14,10 +14,10 @@ import safetensors.torch
 import torch
 from safetensors.torch import load_file
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.engine.media.mp4 import Mp4Writer, write_mp4
-from zerowaste_vae.engine.media.mp4_format import Format
-from zerowaste_vae.engine.media.pngs import PngWriter, write_png_folder
-from zerowaste_vae.engine.precision.store import keep
+from zerowaste_vae.engine.extras.eight_bit.store import keep
+from zerowaste_vae.engine.extras.media.mp4 import Mp4Writer, write_mp4
+from zerowaste_vae.engine.extras.media.mp4_format import Format
+from zerowaste_vae.engine.extras.media.pngs import PngWriter, write_png_folder
 from zerowaste_vae.engine.system import patience
 from zerowaste_vae.engine.system.writing import Unplaced, check_target, replacing, unwritable, write_tensors, write_text
 
@@ -153,10 +153,10 @@ def test_full_disk_leaves_nothing(tmp_path):
     """A limit of 20 kB per file makes the system refuse the write, as a full disk does."""
     program = """
 import resource, signal, sys, torch
-from zerowaste_vae.engine.media.mp4 import write_mp4
+from zerowaste_vae.engine.extras.media.mp4 import write_mp4
 from zerowaste_vae.engine.system.writing import write_tensors
-from zerowaste_vae.engine.media.mp4 import write_mp4
-from zerowaste_vae.engine.media.pngs import write_png_folder
+from zerowaste_vae.engine.extras.media.mp4 import write_mp4
+from zerowaste_vae.engine.extras.media.pngs import write_png_folder
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 noise = torch.rand(8, 128, 128, 3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from zerowaste_vae import demo_vae_path, load
 from zerowaste_vae.engine import log
-from zerowaste_vae.engine.bench.form import in_form
+from zerowaste_vae.engine.extras.bench.form import in_form
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.launching import launcher
 from zerowaste_vae.engine.kernels.prebuilt import launch

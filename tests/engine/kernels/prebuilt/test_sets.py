@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from zerowaste_vae.engine.archs import ARCHITECTURES, DEFAULT
+from zerowaste_vae.engine.families import ARCHITECTURES, DEFAULT
 from zerowaste_vae.engine.kernels.cards import CARDS, FORMS, SHARED_KIB
 from zerowaste_vae.engine.kernels.prebuilt.driver import READ_BY
 from zerowaste_vae.engine.kernels.prebuilt.keys import Key

@@ -1,1 +1,0 @@
-"""Measure what 8-bit operands cost each convolution, and choose those of a clip."""

@@ -1,0 +1,1 @@
+"""What a decode or an encode of one clip does without: files, cards, programs, measurements."""

@@ -1,0 +1,1 @@
+"""What `engine.compat` hands on: the functions of the original documents."""

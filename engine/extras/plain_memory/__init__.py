@@ -1,0 +1,1 @@
+"""What plain torch takes: its operators' results and its allocator, without values."""

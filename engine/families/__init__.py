@@ -1,0 +1,39 @@
+"""Known architectures, found by the keys in a file.
+
+To add one, see CONTRIBUTING.md: one file here, named in registry.py.
+"""
+
+from .registry import (
+    ARCHITECTURES,
+    DEFAULT,
+    WORDS,
+    by_file,
+    by_name,
+    by_words,
+    detect,
+    find_key_set,
+    latent_space,
+    native_names,
+    other_vaes,
+    renamed,
+    unwrapped,
+)
+from .unsupported import kind_of, lies_beside
+
+__all__ = [
+    "ARCHITECTURES",
+    "DEFAULT",
+    "WORDS",
+    "by_file",
+    "by_name",
+    "by_words",
+    "detect",
+    "find_key_set",
+    "kind_of",
+    "latent_space",
+    "lies_beside",
+    "native_names",
+    "other_vaes",
+    "renamed",
+    "unwrapped",
+]
