@@ -250,7 +250,7 @@ def test_optimize_shows_two_widgets_and_the_rest_behind_one_switch(browser, comf
         small = browser("js", source=f"{find}.size[1]")
         browser("js", source=f"{find}.widgets.find((w) => w.name === 'expert').callback()")
         names = [name for name, _, _ in optimize["widgets"]]
-        assert browser("js", source=shown) == names and set(toggles) < set(names)
+        assert browser("js", source=shown) == names and set(TOGGLES) < set(names)
         assert browser("js", source=f"{find}.size[1]") > small + 200
         label = f"{find}.widgets.find((w) => w.name === 'fp8').label"
         assert browser("js", source=label) == "8-bit products (fp8) (no effect here)"
