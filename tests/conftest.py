@@ -51,7 +51,8 @@ def pytest_addoption(parser):
 
 
 class Passed:
-    """Tests that passed, now or in the runs before that wrote the same file."""
+    """Tests that passed, now or in the runs before that wrote the same file. It is written as they pass: a run may be cut
+    off."""
 
     def __init__(self, path):
         self.path = path
@@ -59,10 +60,11 @@ class Passed:
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" and report.passed:
-            self.names.add(report.nodeid)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(f"{report.nodeid}\n")
 
     def pytest_sessionfinish(self):
-        self.path.write_text("".join(f"{name}\n" for name in sorted(self.names)), encoding="utf-8")
+        self.path.touch()
 
 
 class Root:

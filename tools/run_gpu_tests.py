@@ -96,7 +96,8 @@ class Run:
         with tempfile.TemporaryDirectory() as folder:
             passed, begun = Path(folder) / "passed", time.monotonic()
             command = [sys.executable, "-m", "pytest", *USUAL, f"--passed={passed}", *names]
-            made = {**os.environ, "CUDA_VISIBLE_DEVICES": device}
+            # Torch takes a thread for each core otherwise, in every process, and those of one wait for each other.
+            made = {"OMP_NUM_THREADS": "2", **os.environ, "CUDA_VISIBLE_DEVICES": device}
             try:
                 done = subprocess.run(command, cwd=ROOT, env=made, capture_output=True, text=True,
                                       timeout=max(1.0, self._end - begun))  # fmt: skip
