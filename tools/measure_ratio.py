@@ -10,7 +10,7 @@ only measures. `measure` calibrates the GPU, times one kernel at several k (the 
 they are and at the ratio, in the order of --cases, and compares the frames; it writes FILE.json after every case and
 stops after --seconds. With --targets a case runs under targets in GB, too, and what it took is put beside what its plan
 stated. `page` writes the tables of docs/ratio.md and the data that `plan --card` computes with
-(engine/extras/bench/ratio.json) from such files.
+(engine/extras/bench/ratio.json) from such files; those of --no-rows give no data and are compared with the others'.
 """
 
 from __future__ import annotations
