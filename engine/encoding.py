@@ -270,13 +270,13 @@ class Encoding(Core):
 
 
 def alone(vae: Core, devices: Devices) -> bool:
-    """Check whether a call runs on the VAE's own device alone; then nothing of distributed/ is used, nor imported."""
+    """Check whether a call runs on the VAE's own device alone; then nothing of extras/distributed/ is imported."""
     one = vae.device.type != "cuda" or torch.cuda.device_count() == 1  # "all" of them
     return devices is None or devices in ("", "auto") or (one and devices == "all")
 
 
 def run(vae: Core, devices: Devices, mixed: bool, job: Job, plan: Plan | None) -> Generator[Finished, None, None]:
-    """Run a job on one device or on several. Args, yields: those of `distributed.several.run`."""
+    """Run a job on one device or on several. Args, yields: those of `extras.distributed.several.run`."""
     if alone(vae, devices):
         return job.alone(vae, plan)
     from .extras.distributed import several

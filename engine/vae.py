@@ -194,9 +194,9 @@ class VideoVAE(Face, Encoding, OldNames):
     ) -> Iterator[Tensor]:
         """Yield the frames of `decode`, for one clip, as they are finished: [1, f, s*h, s*w, 3], f >= 1.
 
-        Takes the arguments of `decode`; the latent may also be one that is read when it is needed (a
-        media/latents.LatentFile). Yielded tensors belong to the caller. Frames of a few chunks are in memory at any
-        time; with blended tiles as many as one frame depends on. Several devices make a segment each, and finished
+        Takes the arguments of `decode`; the latent may also be one that is read when it is needed (an
+        extras/media/latents.LatentFile). Yielded tensors belong to the caller. Frames of a few chunks are in memory at
+        any time; with blended tiles as many as one frame depends on. Several devices make a segment each, and finished
         frames wait for their turn in at most a quarter of the free host memory (or in ram_gb, if that is less); the
         report says how many. Ending the iterator early frees everything that the run holds, on every device.
         """

@@ -51,15 +51,22 @@ def pytest_addoption(parser):
 
 
 class Passed:
-    """Tests that passed, now or in the runs before that wrote the same file. It is written as they pass: a run may be cut
-    off."""
+    """Tests that passed, now or in the runs before that wrote the same file. It is written as they pass, because a run
+    may be cut off."""
 
     def __init__(self, path):
         self.path = path
         self.names = set(path.read_text(encoding="utf-8").splitlines() if path.exists() else ())
+        self.called = set()
+
+    @pytest.hookimpl(optionalhook=True)  # of xdist
+    def pytest_configure_node(self, node):
+        node.workerinput["passed"] = sorted(self.names)  # all workers collect the same tests, a replaced one too
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" and report.passed:
+            self.called.add(report.nodeid)
+        elif report.when == "teardown" and report.passed and report.nodeid in self.called:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(f"{report.nodeid}\n")
 
@@ -80,7 +87,7 @@ def pytest_configure(config):
     config.pluginmanager.register(Root())
     path = config.getoption("--passed")
     if path and not hasattr(config, "workerinput"):  # the workers of xdist report to this process
-        config.pluginmanager.register(Passed(path))
+        config.pluginmanager.register(Passed(path), "passed")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -94,7 +101,8 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(config, items):
     path, seed = config.getoption("--passed"), config.getoption("--shuffle")
     if path:
-        known = Passed(path).names
+        given = getattr(config, "workerinput", None)
+        known = set(given["passed"]) if given else config.pluginmanager.get_plugin("passed").names
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in known])
         items[:] = [item for item in items if item.nodeid not in known]
     if seed is not None:

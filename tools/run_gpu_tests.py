@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 USUAL = ("-m", "gpu", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider")
 #: Tests of one process: fewer than what makes the tests compile kernels of all models beside themselves.
 BATCH = 29
+#: What pytest exits with where all tests ran, some failed, or there were none.
+ALL_RAN = (0, 1, 5)
 #: Seconds within which no new process begins before the limit.
 LAST = 30.0
 
@@ -59,8 +61,10 @@ class Run:
     def collect(self) -> list[str]:
         """Return the names of the tests that have not passed."""
         command = [sys.executable, "-m", "pytest", *USUAL, "--collect-only", *(self._arguments or ["tests/engine"])]
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
-        return [name for name in found if "::" in name and name not in self.passed]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if found.returncode not in ALL_RAN:
+            raise SystemExit(f"tests cannot be collected:\n{found.stdout[-3000:]}{found.stderr[-3000:]}")
+        return [name for name in found.stdout.splitlines() if "::" in name and name not in self.passed]
 
     def side_by_side(self, work: Iterable[list[str]], devices: list[str], each: int) -> list[str]:
         """Run batches of tests in `each` processes on every device; return the names of those that failed."""
@@ -104,8 +108,10 @@ class Run:
                 text, ended = done.stdout + done.stderr, ""
             except subprocess.TimeoutExpired as late:
                 text, ended = (late.stdout or b"").decode(errors="replace"), ", cut off"
-            failed = failures(text)
             known = set(passed.read_text(encoding="utf-8").splitlines()) if passed.exists() else set()
+            failed = failures(text)
+            if not ended and done.returncode not in ALL_RAN:  # it died: what it has not passed has to run again
+                failed = [name for name in names if name not in known]
         with self._lock:
             self.passed |= known
             self._done.write_text("".join(f"{name}\n" for name in sorted(self.passed)), encoding="utf-8")

@@ -75,9 +75,11 @@ def decode(
         return clip.decode(vae._half("decoder", plan, seed), z, plan, results, guard, wanted)
 
     samples = functools.partial(decoder_samples, z)
-    plan = _planning(core, "decoder", lambda: (last - first, h, w), request, (0, 0), samples, guard.tick.check, made,
-                     policy, drawn=count if seed is None else 0)  # fmt: skip
-    with closing(_survive(core, report, guard, request, plan, attempt, on_plan)) as steps:
+    planning = functools.partial(
+        _planning, core, "decoder", lambda: (last - first, h, w), request, (0, 0), samples, guard.tick.check, made,
+        policy, drawn=count if seed is None else 0,
+    )  # fmt: skip
+    with closing(_survive(core, report, guard, request, planning, attempt, on_plan)) as steps:
         for _ in steps:
             yield from results.ready()
     yield from results.ready()
@@ -110,8 +112,10 @@ def encode(
         video.fill(clip.UNKNOWN)
     rest = video.height % s, video.width % s
     samples = functools.partial(encoder_samples, video)
-    plan = _planning(core, "encoder", size, request, rest, samples, guard.tick.check, made, policy)
-    with closing(_survive(core, report, guard, request, plan, attempt, on_plan)) as steps:
+    planning = functools.partial(
+        _planning, core, "encoder", size, request, rest, samples, guard.tick.check, made, policy
+    )
+    with closing(_survive(core, report, guard, request, planning, attempt, on_plan)) as steps:
         for needed in steps:
             yield from results.ready()
             video.drop(reads(window(guard.finished[0])[0], needed)[0])
@@ -159,17 +163,18 @@ def _planning(
 
 
 def _survive(
-    core: Core, report: Report, guard: Guard, request: Request, plan: Callable[[Core, int], Plan],
+    core: Core, report: Report, guard: Guard, request: Request, planning: Callable[[], Callable[[Core, int], Plan]],
     attempt: Callable[[Core, Plan], Iterator[int]], on_plan: OnPlan | None,
 ) -> Iterator[int]:
     """Repeat attempt(vae, plan) until it succeeds: under leaner plans where memory runs out, and in a safer precision
-    where values overflow. plan(vae, below): from `_planning`; on_plan(plan) is called before each attempt."""
+    where values overflow. planning() returns plan(vae, below) of `_planning`; on_plan(plan) is called before each
+    attempt."""
     # A clip keeps the schedules that it began with.
     half, tried = f"{report.operation}r", list[Plan]()
     tuning.of(core.device, core.kernels(half))
     with core._claimed(half, confirms=True) as vae, report.measured(core.device), held(core.device):
         report.precision = vae.precision
-        own, guard.confirm = vae, vae.confirm
+        own, guard.confirm, plan = vae, vae.confirm, planning()
         while True:
             try:
                 with report.stage("plan"):
@@ -185,7 +190,7 @@ def _survive(
             except NonFinite as error:
                 where = error.where
             except WeightsChanged:
-                vae = own
+                vae, plan, guard.handover = own, planning(), None
                 vae._follow(half)
                 report.precision = vae.precision
                 continue

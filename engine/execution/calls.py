@@ -70,6 +70,7 @@ class Calls(Following):
                 self._busy.release()
         else:
             other = copy.copy(self)
+            other._unread = ""
             if not self._made_of.holds(self.model, self.patches, half):
                 other._identify()
             other._use(self._options)

@@ -174,6 +174,7 @@ def _features(
 
     def keep(some: Tensor, health: Tensor) -> None:
         nonlocal at
+        clips.guard.confirm()
         features[at if low.gathers else waiting.popleft()] = some.to("cpu", copy=True)
         place, at = frames_of(at, half.temporal), at + len(some)
         clips.guard.inspect(part.clip, place, frames_of(at, half.temporal) - place, float(health))

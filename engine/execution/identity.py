@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -62,6 +63,9 @@ class Following:
     _busy: threading.Lock
     _mixed: Mixed
     _options: Options
+    #: Copies of this VAE on other devices, and the latest with another timestep.
+    _copies: dict[Any, Any]
+    _timed: tuple[float, Any] | None
     #: The patches that a host has laid over the weights for a time, in its own terms; None: none.
     patches: Hashable = None
     #: The component that runs before the values of its weights were compared; "": none.
@@ -91,14 +95,19 @@ class Following:
         """Compare the values that `_follow` left to this call, if it did. A run calls it before it packs, and before it
         hands anything out, but with its first chunk on the GPU: which works while a CPU reads (1 to 2 ms for an image
         VAE). Raises WeightsChanged."""
-        half, self._unread = self._unread, ""
-        if half and not self._made_of.holds(self.model, self.patches, half):
+        if self._unread and not self._made_of.holds(self.model, self.patches, self._unread):
+            self._unread = ""
             raise WeightsChanged
+        self._unread = ""  # only now: where the comparison finds no memory, the next attempt makes it
 
     def follow(self) -> None:
-        """Call `_follow`, unless a call is running: that call has done so."""
+        """Call `_follow`. While a call is running, which does so itself, drop only what that does not use: copies on
+        other devices, and with another timestep."""
         if self._busy.acquire(blocking=False):
             try:
                 self._follow()
             finally:
                 self._busy.release()
+        elif not self._made_of.holds(self.model, self.patches):
+            self._copies.clear()
+            self._timed = None

@@ -55,3 +55,22 @@ def test_a_second_run_goes_on(tool, tmp_path, monkeypatch, capsys):
     names[2] = "tests/test_a.py::test_mended"
     assert tool.main(["--done", str(done)]) == 0 and tries == [names[2:]]
     assert tool.main(["--done", str(tmp_path / "other"), "--limit", "1"]) == 2
+
+
+def test_a_process_that_dies_has_not_passed(tool, tmp_path, monkeypatch, capsys):
+    """And tests that cannot be collected end the run."""
+    names = [f"tests/test_a.py::test_{n}" for n in range(2)]
+
+    def run(command, timeout=None, **_):
+        if "--collect-only" in command:
+            return subprocess.CompletedProcess(command, status, "\n".join([*names, "2 tests collected"]), "")
+        return subprocess.CompletedProcess(command, -6, "free(): invalid pointer", "")
+
+    monkeypatch.setattr(tool.subprocess, "run", run)
+    monkeypatch.setattr(tool, "gpus", lambda: ["0"])
+    status = 0
+    assert tool.main(["--done", str(tmp_path / "done"), "--each", "1"]) == 1
+    assert "0 passed, 2 failed beside others, of these 2 alone" in capsys.readouterr().out
+    status = 2
+    with pytest.raises(SystemExit, match="cannot be collected"):
+        tool.main(["--done", str(tmp_path / "done")])

@@ -61,8 +61,9 @@ class Encoder:
                      "keep the size")  # fmt: skip
         options = {**codec.options, "crf": str(codec.crf if form.crf is None else form.crf)}
         if codec.encoder == "libx265" and self._deep and min(height, width) < BLOCK:
-            # Its search writes past the end of frames smaller than one of its largest blocks.
-            options["x265-params"] += ":ctu=16"
+            # Of frames smaller than one of its largest blocks its search writes past the end, and its vector code does
+            # with smaller blocks, too: now and then that ended the process, and always under glibc's check of the heap.
+            options["x265-params"] += ":ctu=16:no-asm=1"
         self._stream = stream = container.add_stream(codec.encoder, rate=form.fps, options=options)
         stream.height, stream.width = height + self._pad[0], width + self._pad[1]
         stream.pix_fmt = self._pixels

@@ -180,7 +180,7 @@ def _weighed(x: Tensor, _: int, widened: bool) -> Layout:
 
 def _convolved(x: Tensor, weight: Tensor, bias: Any, stride: Sequence[int], padding: Sequence[int],
                dilation: Sequence[int], transposed: bool, *_: Any) -> Layout | None:  # fmt: skip
-    if transposed or x.dim() != 5:
+    if transposed or not (x.dim() == 5 or (x.dim() == 4 and x.is_contiguous())):
         return None
     sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     return Layout.dense((x.shape[0], weight.shape[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1

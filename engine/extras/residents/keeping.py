@@ -149,4 +149,6 @@ def crossing(lean: Plan, quick: Plan, latents: int, seconds: float, link: Link) 
     """
     gain = (run_seconds(lean, latents, link) - run_seconds(quick, latents, link)) / latents
     seconds -= (lean.host_bytes - quick.host_bytes) / LOCKED
-    return max(0.0, seconds / gain) if gain > 0 else math.inf
+    if seconds <= 0 <= gain:
+        return 0.0
+    return seconds / gain if gain > 0 else math.inf

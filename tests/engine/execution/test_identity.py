@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from zerowaste_vae import load
+from zerowaste_vae.engine.errors import NonFiniteError
 from zerowaste_vae.engine.execution.core import Core
 from zerowaste_vae.engine.execution.guard import Guard
+from zerowaste_vae.engine.execution.identity import Identity
 from zerowaste_vae.engine.extras.distributed.consistency import of_network
 from zerowaste_vae.engine.extras.graphs import graphs
 from zerowaste_vae.engine.options import DEFAULTS
@@ -263,3 +265,60 @@ def test_values_are_compared_while_the_first_chunk_runs(files, make, cache, nois
         assert torch.equal(vae.decode(z, **options), expected[turn])
         assert runs == [0] * (2 if changed and change is uncounted else 1)
         assert len(set(finished)) == len(finished)
+
+
+def test_a_comparison_without_memory_is_made_again(files, make, cache, noise, monkeypatch):
+    """It is part of the run by then, whose next attempt must not go without it."""
+    z = noise(1, 16, 5, 6, 6)
+    expected = make(files[1], "bf16").decode(z)
+    vae, holds, calls = make(files[0], "bf16"), Identity.holds, []
+    vae.decode(z)
+    uncounted(vae)
+
+    def short(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("none left")
+        return holds(*args)
+
+    monkeypatch.setattr(Identity, "holds", short)
+    assert torch.equal(vae.decode(z), expected)
+    assert len(calls) > 2
+
+
+def test_repaired_weights_run_again_in_tiles(files, make, cache, noise):
+    """NaN of what was packed before is none of the weights."""
+    z, tiles = noise(1, 16, 2, 6, 6), {"tiling": "blended", "tile": 32, "overlap": 16}
+    vae = make(files[0], "fp32")
+    expected, (weight, *_) = vae.decode(z, **tiles), (layer.weight for layer in layers(vae))
+    kept = weight.detach().clone()
+    weight.data[0] = torch.nan
+    with pytest.raises(NonFiniteError):
+        vae.decode(z, **tiles)
+    weight.data.copy_(kept)
+    assert torch.equal(vae.decode(z, **tiles), expected)
+
+
+@pytest.mark.parametrize("change", [replaced, uncounted])
+def test_a_given_plan_runs_on_changed_weights(files, make, cache, noise, change):
+    z = noise(1, 16, 5, 6, 6)
+    vae = make(files[0], "bf16")
+    plan = vae.plan_decode(5, 6, 6, chunk=1)
+    vae.decode(z, plan=plan)
+    assert "1 latent per chunk" in vae.last_report.plan
+    change(vae)
+    frames = vae.decode(z, plan=plan)
+    assert "1 latent per chunk" in vae.last_report.plan
+    assert torch.equal(frames, make(files[1], "bf16").decode(z))
+
+
+def test_copies_beside_a_call_follow_the_weights(files, make, cache):
+    """A running call has not looked at the weights yet, and copies on other devices are not its own."""
+    vae = make(files[0], "bf16")
+    vae._copies["another device", 0] = object()
+    with vae._busy:
+        vae.follow()
+        assert vae._copies
+        uncounted(vae)
+        vae.follow()
+        assert not vae._copies
