@@ -105,7 +105,7 @@ class Film:
         middle = page.height + STRIP // 2
         pen.text((12, middle), self.text, "#ffffff", font, "lm")
         fast = f"  ·  shown {self.speed} times as fast" if self.speed > 1 else ""
-        pen.text((WIDTH - 12, middle), f"CPU  ·  {now:.0f} s{fast}", "#9fd8c2", font, "rm")
+        pen.text((WIDTH - 12, middle), f"on a CPU, random weights  ·  {now:.0f} s{fast}", "#9fd8c2", font, "rm")
         return whole
 
     def wait(self, seconds: float) -> None:
@@ -195,7 +195,7 @@ def save(film: Film) -> None:
             kept.append(frame)
             shown.append(duration)
     shown[-1] += 1000  # before it begins again
-    kept[0].save(FILM, save_all=True, append_images=kept[1:], duration=shown, loop=0, quality=60, method=4)
+    kept[0].save(FILM, save_all=True, append_images=kept[1:], duration=shown, loop=0, quality=80, method=4)
     size = FILM.stat().st_size
     print(f"{FILM}: {len(kept)} frames, {sum(shown) / 1e3:.1f} s, {size / 1e6:.2f} MB")
     if size > MOST_BYTES:
