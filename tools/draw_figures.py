@@ -3,7 +3,7 @@
     python tools/draw_figures.py
 
 Needs the installed pack, matplotlib and, for the photo, SciPy (`pip install ".[standalone,report]" scipy pooch`); the
-decodes of seams.png take two minutes on a CPU. Charts are changed by recording new numbers, never in this script.
+decodes of seams.png take a minute on a CPU. Charts are changed by recording new numbers, never in this script.
 """
 
 from __future__ import annotations

@@ -133,8 +133,11 @@ class Film:
         self.browser("mouse", x=right, y=bottom, button=button)
 
     def middle(self, selector: str, text: str = "") -> list[float]:
-        """Return the middle of an element, which must be there."""
-        return self.browser("js", source=MIDDLE.format(json.dumps([selector, text])))
+        """Return the middle of an element. Raises LookupError if the page shows none."""
+        place = self.browser("js", source=MIDDLE.format(json.dumps([selector, text])))
+        if place is None:
+            raise LookupError(f"the page shows no {selector} {text}".rstrip())
+        return place
 
 
 def stock() -> dict:
@@ -177,7 +180,7 @@ def play(film: Film) -> None:
     film.click(film.middle("[data-zerowaste=status]", "whole frames"))
     film.wait(2)
     film.text = "Compare with ComfyUI's own"
-    film.click(film.middle("[data-zerowaste=compare]"))
+    film.click(film.middle("[data-zerowaste=compare]:enabled"))
     film.speed = FAST
     film.until(COMPARED)
     film.speed = 1
