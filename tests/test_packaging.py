@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import zerowaste_vae
+from PIL import Image
 from safetensors.torch import save_file
 from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
 from zerowaste_vae.engine.extras.cli import COMMANDS, main, parser_of
@@ -168,6 +169,19 @@ def test_links_of_pages_lead_somewhere():
             if place:
                 headings = re.findall(r"^#+ (.+)$", (page.parent / target).read_text(encoding="utf-8"), re.M)
                 assert place in {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in headings}, target
+
+
+def test_the_film_is_short_and_small():
+    place = ROOT / "docs" / "figures" / "compare.webp"
+    with Image.open(place) as film:
+        seconds = 0.0
+        for number in range(film.n_frames):
+            film.seek(number)
+            film.load()
+            seconds += film.info["duration"] / 1e3
+        assert film.size[0] == 960 and film.n_frames > 20 and 15 < seconds < 25
+    assert place.stat().st_size < 2 << 20
+    assert "(docs/figures/compare.webp)" in README
 
 
 def test_files_that_pages_name_are_there():

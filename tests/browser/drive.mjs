@@ -227,6 +227,11 @@ const tasks = {
   async button({ selector }) {
     await page.locator(selector).click();
   },
+  // Moves the real mouse to a place of the page, and clicks there with `button`, if given.
+  async mouse({ x, y, button = null }) {
+    await page.mouse.move(x, y);
+    if (button) await page.mouse.click(x, y, { button });
+  },
   async key({ keys }) {
     await page.keyboard.press(keys);
     await page.waitForTimeout(800);
