@@ -181,7 +181,7 @@ def test_the_film_is_short_and_small():
             seconds += film.info["duration"] / 1e3
         assert film.size[0] == 960 and film.n_frames > 20 and 15 < seconds < 25
     assert place.stat().st_size < 2 << 20
-    assert "(docs/figures/compare.webp)" in README
+    assert "(figures/compare.webp)" in (ROOT / "docs" / "comfyui.md").read_text("utf-8")
 
 
 def test_files_that_pages_name_are_there():
