@@ -157,6 +157,7 @@ def test_equal_bits(network, ranges, kind, monkeypatch):
             run.scout(lambda part=part: decoder.chunk(run, part, frames, torch.float32, out.append))
             decoder.chunk(run, part, frames, torch.float32, lambda x: out.append(x.clone()))
         assert run.nbytes == stated
+        run.free()  # what is parked lies in memory of the process
         return torch.cat(out)
 
     whole = decode(3, 0)
@@ -184,6 +185,7 @@ def test_equal_bits_encode(network, ranges, kind, monkeypatch):
             run.scout(lambda part=part: encoder.chunk(run, part, frames))
             out.append(encoder.chunk(run, part, frames).clone())
         assert run.nbytes == stated
+        run.free()  # what is parked lies in memory of the process
         return torch.cat(out)
 
     whole = encode([9], 0)
