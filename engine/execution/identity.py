@@ -92,9 +92,10 @@ class Following:
             self._use(self._options)
 
     def confirm(self) -> None:
-        """Compare the values that `_follow` left to this call, if it did. A run calls it before it packs, and before it
-        hands anything out, but with its first chunk on the GPU: which works while a CPU reads (1 to 2 ms for an image
-        VAE). Raises WeightsChanged."""
+        """Compare the values that `_follow` left to this call, if it did; raises WeightsChanged.
+
+        A run calls it before it packs weights or hands anything out. Its first chunk is on the GPU by then, which works
+        while the CPU reads (2.6 to 4.1 ms for Flux's decoder, beside an H200)."""
         if self._unread and not self._made_of.holds(self.model, self.patches, self._unread):
             self._unread = ""
             raise WeightsChanged
