@@ -9,7 +9,8 @@ widths with seeded weights, in its type of 16 bit, SeedVR2 and the Wans in fp8 a
 three sizes, with room, under a target that parks histories, in blended tiles, and of tiny frames in so many chunks that
 graphs replay them. The written file has for each case the SHA-256 of the raw bytes, the plan's stated peak in bytes,
 and the path that ran. --compare prints a line for every digest and peak that differs and exits with 1 where one does.
-Bits are those of one kind of GPU, torch and Triton.
+Bits are those of one kind of GPU, torch and Triton. The record is written after every family and precision; with
+--go-on those that it has are not run again.
 
 --small: the demo VAE on a CPU, fp32 and int8, two sizes.
 """
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--compare", type=Path, metavar="OLD", help="say what differs from this earlier record")
     parser.add_argument("--small", action="store_true", help="the demo VAE on a CPU")
     parser.add_argument("--families", nargs="+", metavar="F", help="only these (default: all)")
+    parser.add_argument("--go-on", action="store_true", help="keep what the output has, and run what it lacks")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side")
     parser.add_argument("--cell", nargs=2, metavar=("FAMILY", "PRECISION"), help=argparse.SUPPRESS)
-    parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if not args.small and not torch.cuda.is_available():
         parser.error("no CUDA GPU: --small runs on a CPU")
@@ -71,12 +72,13 @@ def main(argv: list[str] | None = None) -> int:
             old = json.loads(args.compare.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             parser.error(f"--compare {args.compare}: cannot be read ({error})")
-    if args.cell:
-        found: dict[str, Any] = dict(cell(*args.cell, args.weights, args.small))
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            found = every_cell(Path(folder), args.small, args.jobs, args.families)
-    args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        if args.cell:
+            path = None if args.small else seeded_file(args.cell[0], Path(folder))
+            found = write(args.output, dict(cell(*args.cell, path, args.small)))
+        else:
+            found = json.loads(args.output.read_text(encoding="utf-8")) if args.go_on and args.output.exists() else {}
+            found = every_cell(found, args.output, Path(folder), args.small, args.jobs, args.families)
     return 0 if old is None else report(differences(old, found), len(found))
 
 
@@ -100,24 +102,28 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return lines
 
 
-def every_cell(folder: Path, small: bool, jobs: int, families: list[str] | None) -> dict[str, Any]:
-    """Run all families in their precisions, with a process and a cache for each: 8-bit scales come from its first
-    clip."""
+def write(output: Path, found: dict[str, Any]) -> dict[str, Any]:
+    output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def every_cell(
+    found: dict[str, Any], output: Path, folder: Path, small: bool, jobs: int, families: list[str] | None
+) -> dict[str, Any]:
+    """Run what is not found yet of all families in their precisions, with a process and a cache for each: 8-bit scales
+    come from its first clip."""
     if small:
-        files = {"demo": None}
         cells = [("demo", precision) for precision in ("fp32", "int8")]
     else:
         own = {name: a.native for name, a in architectures().items() if not families or name in families}
         if strange := set(families or ()) - own.keys():
             raise SystemExit(f"no family is called {', '.join(strange)}: there are {', '.join(architectures())}")
-        files = {family: seeded_file(family, folder) for family in own}
         cells = [(name, precision) for name in own for precision in (own[name], *FEWER_BITS.get(name, ()))]
+    cells = [pair for pair in cells if not any(case.startswith("{} {} ".format(*pair)) for case in found)]
 
     def run(which: tuple[str, str]) -> dict[str, Any]:
         name = "-".join(which)
         command = [sys.executable, str(Path(__file__).resolve()), str(folder / f"{name}.json"), "--cell", *which]
-        if files[which[0]]:
-            command += ["--weights", str(files[which[0]])]
         environment = {**os.environ, "ZEROWASTE_CACHE": str(folder / f"cache-{name}"), "OMP_NUM_THREADS": "1"}
         command += ["--small"] if small else []
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -126,7 +132,9 @@ def every_cell(folder: Path, small: bool, jobs: int, families: list[str] | None)
         return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
     with ThreadPoolExecutor(jobs) as pool:
-        return {case: found for part in pool.map(run, cells) for case, found in part.items()}
+        for ended in as_completed([pool.submit(run, which) for which in cells]):
+            found = write(output, {**found, **ended.result()})
+    return found
 
 
 def architectures() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -73,3 +74,20 @@ def test_same_record(tool, tmp_path, capsys):
             tool.main([*map(str, arguments), "--small", "--cell", "demo", "fp32"])
         assert ended.value.code == 2 and says in capsys.readouterr().err
     assert old.read_text() == "{}" and not (tmp_path / "new.json").exists()
+
+def test_go_on(tool, tmp_path, monkeypatch):
+    """What a run that was cut off has written is kept, and only the rest is run."""
+    record, ran = tmp_path / "record.json", []
+
+    def run(command, **_):
+        ran.append(command[-2:] if command[-1] != "--small" else command[-3:-1])
+        Path(command[2]).write_text(json.dumps({f"{' '.join(ran[-1])} decode": {"digest": "1", "peak": 2, "ran": ""}}))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(tool.subprocess, "run", run)
+    record.write_text(json.dumps({"demo fp32 decode": {"digest": "0", "peak": 1, "ran": ""}}))
+    assert tool.main([str(record), "--small", "--go-on"]) == 0
+    assert ran == [["demo", "int8"]]
+    assert {case: each["peak"] for case, each in json.loads(record.read_text()).items()} == {
+        "demo fp32 decode": 1, "demo int8 decode": 2}  # fmt: skip
+    assert tool.main([str(record), "--small"]) == 0 and len(ran) == 3
