@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 USUAL = ("-m", "gpu", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider")
-#: Tests of one process: fewer than what makes the tests compile kernels of all models beside themselves.
+#: Tests of one process: more of them compile kernels beside themselves on all cores, each process for itself.
 BATCH = 29
 #: What pytest exits with where all tests ran, some failed, or there were none.
 ALL_RAN = (0, 1, 5)
@@ -122,12 +122,13 @@ class Run:
 
 
 def batches(names: list[str]) -> Iterator[list[str]]:
-    """Yield the tests of some files at a time, at most BATCH unless one file has more."""
+    """Yield at most BATCH tests at a time, of as few files as there can be."""
     files: dict[str, list[str]] = {}
     for name in names:
         files.setdefault(name.partition("::")[0], []).append(name)
     batch: list[str] = []
-    for tests in sorted(files.values(), key=len, reverse=True):  # the longest first, so that none ends late
+    parts = [tests[i : i + BATCH] for tests in files.values() for i in range(0, len(tests), BATCH)]
+    for tests in sorted(parts, key=len, reverse=True):  # the longest first, so that none ends late
         if batch and len(batch) + len(tests) > BATCH:
             yield batch
             batch = []
