@@ -105,7 +105,8 @@ class FusedPass(Pass):
                     step()
                 else:
                     left = chunks_left(self._later, self._clips.latents, part.first, part.end - part.first)
-                    give(graphs.chunk(self._whole, data, left))
+                    alone = ends and part.first == 0 and self._clips.batch == 1
+                    give(graphs.chunk(self._whole, data, left, alone))
             data = step = None  # before the next part needs as much
             yield
             if resumes and run.pressed:
