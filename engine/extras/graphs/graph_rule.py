@@ -20,8 +20,6 @@ RECORDING = 2.0
 CALLS = 10
 #: Largest memory in bytes that is kept between two calls (128x128 takes 0.65 GiB, 64x64 0.17).
 KEPT_BYTES = 1 << 30
-#: Launches depend on a frame's place in its clip only up to this count: first frame, second, or later.
-SETTLED = 2
 
 
 class Clock:
@@ -69,18 +67,6 @@ class Times:
 def pays(times: Times | None, left: int) -> bool:
     """Check whether a chunk that comes `left` times, this one included, should be recorded."""
     return times is not None and left * times.gain > RECORDING * times.launching
-
-
-def chunks_left(clips: int, latents: int, done: int, chunk: int) -> int:
-    """Return how often at least a chunk of `chunk` latents comes in a call, this one included.
-
-    Args:
-        clips: clips that follow this one.
-        latents: of each clip.
-        done: latents of this clip before the chunk.
-        chunk: latents per chunk.
-    """
-    return (1 + clips) * (1 if done < SETTLED else (latents - done) // chunk)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from zerowaste_vae.engine.extras.graphs import graph_rule
-from zerowaste_vae.engine.extras.graphs.graph_rule import CALLS, Notes, Times, chunks_left, pays
+from zerowaste_vae.engine.extras.graphs.graph_rule import CALLS, Notes, Times, pays
 
 
 @pytest.mark.parametrize(("launching", "span", "busy", "left", "expected"), [
@@ -23,19 +23,6 @@ def test_pays(launching, span, busy, left, expected):
 
 def test_unknown_times_pay_for_nothing():
     assert not pays(None, 10_000)
-
-
-@pytest.mark.parametrize(("clips", "latents", "done", "chunk", "left"), [
-    (0, 16, 0, 4, 1),  # a clip's start comes once
-    (2, 16, 0, 4, 3),
-    (0, 16, 4, 4, 3),
-    (1, 16, 4, 4, 6),
-    (0, 61, 60, 1, 1),
-    (0, 9, 1, 1, 1),  # neither start nor settled
-    (0, 9, 2, 1, 7),
-])  # fmt: skip
-def test_chunks_left(clips, latents, done, chunk, left):
-    assert chunks_left(clips, latents, done, chunk) == left
 
 
 def test_each_thread_launches_a_kind_before_it_records_one():
