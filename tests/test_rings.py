@@ -44,15 +44,13 @@ OUTWARD = {
         extras.plain_memory.allocator.Allocator extras.plain_memory.allocator.Block
         extras.plain_memory.layouts.IN_PLACE extras.plain_memory.layouts.result
     """,
-    "engine/planning/fused_walk.py": "extras.graphs.graphs.GRAPH_BYTES extras.plain_memory.layouts.ByRules",
+    "engine/planning/fused_walk.py": "extras.plain_memory.layouts.ByRules",
     "engine/planning/make.py": "extras.eight_bit.mixed.Mixed extras.eight_bit.store.Store",
     "engine/planning/meta.py": "extras.plain_memory.layouts.ByRules",
-    "engine/planning/native_options.py": "extras.graphs.graphs.GRAPH_BYTES",
     "engine/vae.py": "extras.distributed.several.Devices extras.media.latent_note",
 }
 #: Lines of code and files of the core when the rings were drawn; they only go down, to 12,500 lines in 110 files.
-#: Native tiles and tokens, which one family alone has, are still among them.
-MOST_LINES, MOST_FILES = 17189, 196
+MOST_LINES, MOST_FILES = 16380, 193
 DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 SPACE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

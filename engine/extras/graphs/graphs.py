@@ -26,9 +26,6 @@ from ...system.devices import RECORDING, synchronize
 from .graph_rule import CALLS, KEPT_BYTES, SETTLED, Clock, Notes, pays
 
 T = TypeVar("T")
-#: Memory for recording: cuBLAS's workspace for a second stream (32 MiB on an H200), operators' temporaries in a pool
-#: of their own, and the graphs themselves; 46 MiB measured with two graphs.
-GRAPH_BYTES = 64 << 20
 #: Largest number of graphs of a run; chunks of further kinds are launched one by one.
 MOST_GRAPHS = 8
 
