@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ..errors import PlanError
-from ..network.plain import Network
 from ..network.program import Program
 from ..network.steps import Steps, together
 from ..network.tiles import Grid
@@ -18,33 +17,24 @@ from ..system.memory import in_gb
 from . import refusals
 from .ask import Ask
 from .cost import plain_steps
-from .plain_walk import PlainWalk, Torch
 from .plan import Plan
+from .plans import Known, check
 
 
-class PlainOptions:
+class PlainPlans:
     """Plans of one model in plain torch."""
 
-    def __init__(
-        self, model: Network, walk: PlainWalk, single: Callable[[str], bool], besides: Callable[[str, bool], int],
-        how: Callable[[], Torch], itemsize: int,
-    ) -> None:  # fmt: skip
-        """Prepare plans.
+    def __init__(self, known: Known) -> None:
+        self._model, self._walk, self._besides = known.model, known.plain, known.besides
+        #: Returns True for a component whose frames run one by one, whatever the frames per step.
+        self._single = known.walk.single
+        self._how, self._itemsize = known.how, known.walk.dtype.itemsize
 
-        Args:
-            model: the network without values.
-            walk: finds peaks.
-            single: returns True for a component whose frames run one by one, whatever the frames per step.
-            besides: as `Planner._besides`.
-            how: returns the way in which plain torch takes memory.
-            itemsize: bytes of a value.
-        """
-        self._model, self._walk, self._single, self._besides = model, walk, single, besides
-        self._how, self._itemsize = how, itemsize
+    def check(self, ask: Ask) -> str:
+        self.check_noise(ask)
+        return check(self._program(ask), ask)
 
     def of(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
-        """Yield plans from most memory to least, from the first below the target on; their peaks do not include the
-        weights."""
         steps = list(self._steps(ask, tiles))
 
         def fits(some: Steps) -> bool:
@@ -56,6 +46,9 @@ class PlainOptions:
         for some in steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits) :]:
             peak, host = self.peak(ask, tiles, some), self._waiting(ask, some)
             yield Plan(some, tiles, peak, host_bytes=host, launches=launches)
+
+    def least(self, ask: Ask, tiles: Grid, target: int | None = None) -> int:
+        return self._besides(ask.half, False) + self.leanest(ask, tiles, target)[0]
 
     def leanest(self, ask: Ask, tiles: Grid, target: int | None = None) -> tuple[int, int]:
         """Return the peak of the leanest plan as `peak` does, and its bytes of host memory."""
