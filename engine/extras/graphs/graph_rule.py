@@ -21,8 +21,6 @@ CALLS = 10
 #: Largest memory in bytes that is kept between two calls (128x128 takes 0.65 GiB, 64x64 0.17), or this part of the card
 #: where that is more: 2.2 GB of an H200, which otherwise waits for the host in a Flux picture of 1024x1024 (1.1 GB).
 KEPT_BYTES, KEPT_PART = 1 << 30, 1 / 64
-#: Launches depend on a frame's place in its clip only up to this count: first frame, second, or later.
-SETTLED = 2
 
 
 class Clock:
@@ -80,18 +78,6 @@ def kept_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return KEPT_BYTES
     return max(KEPT_BYTES, int(KEPT_PART * torch.cuda.get_device_properties(device).total_memory))
-
-
-def chunks_left(clips: int, latents: int, done: int, chunk: int) -> int:
-    """Return how often at least a chunk of `chunk` latents comes in a call, this one included.
-
-    Args:
-        clips: clips that follow this one.
-        latents: of each clip.
-        done: latents of this clip before the chunk.
-        chunk: latents per chunk.
-    """
-    return (1 + clips) * (1 if done < SETTLED else (latents - done) // chunk)
 
 
 @dataclass

@@ -19,24 +19,20 @@ import torch
 from torch import Tensor
 
 from ... import log
+from ...execution.reuse import SETTLED
 from ...kernels.observe import listening
 from ...runtime.context import ExecutionContext
 from ...runtime.pressure import out_of_memory
 from ...system.devices import RECORDING, synchronize
-from .graph_rule import CALLS, SETTLED, Clock, Notes, kept_bytes, pays
+from .graph_rule import CALLS, Clock, Notes, kept_bytes, pays
 
 T = TypeVar("T")
-#: Memory for recording: cuBLAS's workspace for a second stream (32 MiB on an H200), operators' temporaries in a pool
-#: of their own, and the graphs themselves; 46 MiB measured with two graphs.
-GRAPH_BYTES = 64 << 20
 #: Largest number of graphs of a run; chunks of further kinds are launched one by one.
 MOST_GRAPHS = 8
 
 
 def why_not_on(device: torch.device) -> str | None:
-    """Return the reason why a device has no graphs, or None."""
-    if device.type != "cuda":
-        return "only CUDA GPUs replay graphs"
+    """Return the reason why a GPU has no graphs, or None."""
     allocator = torch.cuda.get_allocator_backend()
     if allocator != "native":
         # With torch 2.11 a recording under cudaMallocAsync ended the process.

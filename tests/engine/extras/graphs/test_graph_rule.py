@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from zerowaste_vae.engine.extras.graphs import graph_rule
-from zerowaste_vae.engine.extras.graphs.graph_rule import CALLS, Notes, Times, chunks_left, kept_bytes, pays
+from zerowaste_vae.engine.extras.graphs.graph_rule import CALLS, Notes, Times, kept_bytes, pays
 
 
 @pytest.mark.parametrize(("launching", "span", "busy", "left", "expected"), [
@@ -48,19 +48,6 @@ def test_large_cards_keep_more(monkeypatch, card, gib):
 
 def test_unknown_times_pay_for_nothing():
     assert not pays(None, 10_000)
-
-
-@pytest.mark.parametrize(("clips", "latents", "done", "chunk", "left"), [
-    (0, 16, 0, 4, 1),  # a clip's start comes once
-    (2, 16, 0, 4, 3),
-    (0, 16, 4, 4, 3),
-    (1, 16, 4, 4, 6),
-    (0, 61, 60, 1, 1),
-    (0, 9, 1, 1, 1),  # neither start nor settled
-    (0, 9, 2, 1, 7),
-])  # fmt: skip
-def test_chunks_left(clips, latents, done, chunk, left):
-    assert chunks_left(clips, latents, done, chunk) == left
 
 
 def test_each_thread_launches_a_kind_before_it_records_one():

@@ -162,7 +162,7 @@ def test_what_is_kept_is_dropped(both, noise, drop):
     for _ in range(2):
         vae.decode(z)
     held = KEPT.nbytes(CPU)
-    assert 0 < held == vae._fused.runs._latest.nbytes
+    assert 0 < held == vae._fused.runs._recorder._latest.nbytes
     before = vae._held("decoder")
     {
         "release": vae.release,

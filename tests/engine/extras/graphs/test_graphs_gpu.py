@@ -292,7 +292,7 @@ def test_the_rule_itself(vae_of, noise, monkeypatch, recording):
     for _ in range(4):
         assert torch.equal(vae.decode(z), expected)
         assert (vae._fused.runs.no_graphs is None) == (replayed(vae)[0] > 0)
-    (notes,) = vae._fused.runs._notes.values()
+    (notes,) = vae._fused.runs._recorder._notes.values()
     print(notes.times, replayed(vae), vae._fused.runs.no_graphs)
     assert all(t.launching > 0 and t.span > 0 for t in notes.times.values())
     if recording == math.inf:
