@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.attention import attention
-from ..kernels.attention.dispatch import FLASH_HEAD
+from ..kernels.attention import FLASH_HEAD, attention
 from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule
 from ..kernels.conv3d.tuned import Kind, offer
 from ..kernels.launching import Call, recording
