@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +28,19 @@ if TYPE_CHECKING:
 #: Frames as they may be given: a tensor, a numpy array or a picture, or a list of these. Latents: one of the first two.
 FramesLike: TypeAlias = "Tensor | np.ndarray[Any, Any] | Image | Sequence[FramesLike]"
 LatentLike: TypeAlias = "Tensor | np.ndarray[Any, Any]"
+
+
+class Group(Protocol):
+    """Processes that share a call (extras/distributed/ranks.Ranks). rank: of this one."""
+
+    rank: int
+    count: int
+
+
+#: Names of devices (also as one string with commas), "all", None or "auto" for the VAE's own alone; or a group.
+Devices: TypeAlias = Group | Sequence[str | torch.device] | str | None
+#: Attribute of a latent that holds the note of the VAE which made it. Operations that make a new tensor drop it.
+NOTE = "vae_note"
 #: Values of options, for type checkers.
 Tiling = Literal["auto", "untiled", "exact", "blended"]
 Output = Literal["float32", "float16", "uint8"]
@@ -49,6 +62,12 @@ RANGES = ("unit", "signed")
 NATIVE_BLENDS = ("assembled", "separate")
 #: The tiles of a decoder that tiles itself: its family's, or those that its weights were trained with.
 NATIVE_TILES = ("family", "trained")
+#: Refusals of the two by VAEs that have no such tiles.
+NO_NATIVE_BLEND = "native_blend is for VAEs that tile themselves (MiniMax H3): leave it out"
+NO_TRAINED_TILES = (
+    "native_tiles='trained' is for decoders that were trained in other tiles than their family's (LynnReal): leave it "
+    "out"
+)
 
 
 @dataclass(frozen=True)
@@ -110,6 +129,18 @@ class Request:
     def trained(self) -> bool:
         """Return whether a decoder that tiles itself takes the tiles that its weights were trained with."""
         return self.native_tiles == "trained"
+
+    @property
+    def way(self) -> tuple[str, ...]:
+        """Return how a decoder that tiles itself divides and blends."""
+        return self.native_blend, *(self.native_tiles,) * self.trained
+
+    def native_refusal(self, trained: bool = False) -> str:
+        """Return why a VAE cannot run it that does not tile itself, or (`trained`) was trained in its family's tiles;
+        "": it can."""
+        if not trained and self.native_blend != NATIVE_BLENDS[0]:
+            return NO_NATIVE_BLEND
+        return NO_TRAINED_TILES if self.trained else ""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -22,10 +22,10 @@ from ....kernels.cards import card
 from ....kernels.gpus import GPUS, WINOGRAD, Found, Gpu, find
 from ....kernels.prebuilt import launch
 from ....kernels.prebuilt.driver import driver
-from ....kernels.prebuilt.keys import SOURCES, Key
+from ....kernels.prebuilt.keys import Key
 from ....kernels.prebuilt.library import Entry, library
 from ....kernels.targets import Target, standing_in, under
-from ...eight_bit.store import cache_folder
+from ...output.cache import cache_folder
 from ..form import in_form, padded
 from .assemble import check, slowed
 from .text import KINDS, repeated
@@ -226,5 +226,5 @@ def _forget() -> None:
 
 def _forget_compiled() -> None:
     """Have Triton ask its cache folder anew for every kernel."""
-    for name in SOURCES:  # functions of Triton's interpreter have no cache
+    for name in launching.SOURCES:  # functions of Triton's interpreter have no cache
         getattr(launching.function(name), "device_caches", {}).clear()
