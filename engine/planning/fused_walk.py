@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ..extras.graphs.graphs import GRAPH_BYTES
 from ..extras.plain_memory.layouts import ByRules
 from ..kernels.attention import attention, torch_bytes
 from ..network.architecture import Architecture, colours_of
@@ -26,7 +25,7 @@ from .cost import Rates, Sizes
 from .dryrun import peak_bytes
 from .fusable import half_not_fused
 from .meta import meta_model
-from .plan import one_step
+from .plan import GRAPH_BYTES, one_step
 
 #: Bytes that operators allocate themselves in addition to the sums that a dry run counts (coefficients of norms,
 #: scales, a library's small buffers), with the reserve that a run keeps for them.

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import torch
 
-from ..extras.graphs.graphs import GRAPH_BYTES
 from ..network.native_tiles import NativeTiles, Span
 from ..network.ops.tokens import Tokens
 from ..network.plain import Network
@@ -23,7 +22,7 @@ from ..runtime.memory import RESERVE_BYTES
 from .ask import Ask
 from .fused_walk import FusedWalk
 from .plain_walk import PlainWalk, Torch
-from .plan import Own, Plan, why_none
+from .plan import GRAPH_BYTES, Own, Plan, why_none
 
 #: Number of tiles whose products take longer than the copy of a layer's weights: 0.4 ms for each tile on an H200,
 #: against 2.7 ms at 50 GB/s, by arithmetic.
