@@ -39,7 +39,7 @@ OUTWARD = {
 }
 #: Lines of code and files of the core when the rings were drawn; they only go down, to 12,500 lines in 110 files.
 #: Native tiles and tokens, which one family alone has, are still among them.
-MOST_LINES, MOST_FILES = 16933, 186
+MOST_LINES, MOST_FILES = 16914, 186
 DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 SPACE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

@@ -121,6 +121,14 @@ def operator(
     return declared
 
 
+def strides_of(*tensors: Tensor) -> tuple[int, list[int]]:
+    """Return a unit, and the strides of tensors over their first three dimensions in it: 16 where all of these are
+    multiples of 16 elements, which tells the compiler that accesses are aligned, else 1."""
+    strides = [stride for t in tensors for stride in t.stride()[:3]]
+    unit = 16 if all(stride % 16 == 0 for stride in strides) else 1
+    return unit, [stride // unit for stride in strides]
+
+
 def _words(numbers: Collection[int]) -> str:
     if isinstance(numbers, range):
         return f"{numbers[0]} to {numbers[-1]}" + (f" in steps of {numbers.step}" if numbers.step > 1 else "")
