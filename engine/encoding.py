@@ -285,7 +285,7 @@ class Encoding(Core):
             least = f"{self.spatial}x{self.spatial}"
             raise InputError(f"encode_raw takes [B, {c}, F, H, W] of at least {least} pixels, not {list(x.shape)}")
         check_frame(self.model.encoder.program, *(n // self.architecture.spatial for n in x.shape[3:]))
-        if self.architecture.own is not None:
+        if self.architecture.in_tiles:
             return self._moments(x.movedim(1, -1).cpu(), Request(range="signed"), Callbacks()).to(self.device)
         program = self.model.encoder.program
         x, spans = program.whole(x), spans_of(program, x.shape[2], chunk)

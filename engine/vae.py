@@ -240,7 +240,7 @@ class VideoVAE(Face, Encoding, OldNames):
             frames: frames per step after the temporal upsamplers (0: all at once).
         """
         z = check_latent(z, self.latent_channels, self.architecture.still)
-        if self.architecture.own is not None:  # such networks have no unscaled or unclamped form
+        if self.architecture.in_tiles:  # such networks have no unscaled or unclamped form
             return self.decode(z).movedim(-1, 1).to(self.device)
         if self.model.packing is not None:
             z = self.model.packing.unpack(z)

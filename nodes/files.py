@@ -165,9 +165,9 @@ def _learn(name: str, path: Path) -> None:
 
 def _quantised(header: Checkpoint, architecture: Architecture, config: object) -> tuple[bool, bool]:
     """Return (the file has int8 codes to multiply, only this pack's loader reads its codes)."""
-    if architecture.own is not None or not quantised(header.tensors):
+    if architecture.coded or not quantised(header.tensors):
         codes = any(t.dtype == torch.int8 for t in header.tensors.values())
-        return codes and architecture.own is not None, False
+        return codes and architecture.coded, False
     values = {key: t.numel() for key, t in meta_model(architecture, config).state_dict().items()}
     return False, KNOWN.forgetful or any(values.get(key, t.numel()) != t.numel() for key, t in header.tensors.items())
 

@@ -235,7 +235,7 @@ class EngineVAE(comfy.sd.VAE):
         keep = settings.keep_models if gpus == "auto" else ""
         if operation == "encode" and not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
-        if operation == "decode" and self.engine.architecture.own is not None:
+        if operation == "decode" and self.engine.architecture.in_tiles:
             options = options | {"native_blend": native_blend(self.engine.architecture)}
         shown, plans, started = Progress(), [], time.perf_counter()
 

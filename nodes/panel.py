@@ -204,7 +204,7 @@ def answer(
     target, source = machine.target(q.vram_gb, q.ram_gb)
     output = "float32" if q.output == "auto" else q.output
     overlap = None if q.overlap == OVERLAP else q.overlap  # the widget's default is no wish
-    blend = NATIVE_BLENDS[0] if architecture.own is None else native_blend(architecture)
+    blend = native_blend(architecture) if architecture.in_tiles else NATIVE_BLENDS[0]
     request = Request(q.tiling, q.tile, overlap, q.chunk, q.vram_gb, q.ram_gb, output, blend)
     latents, batch = architecture.latents(architecture.filled(q.frames)), q.batch
     if architecture.still or architecture.joined:

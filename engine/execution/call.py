@@ -16,7 +16,6 @@ from .. import log
 from ..errors import PlanError
 from ..kernels.conv3d.tuned import held
 from ..kernels.targets import target
-from ..network.sectioned import latent_at
 from ..planning.cost import tuned
 from ..planning.plain_walk import SLACK, needs_length
 from ..planning.plan import Plan
@@ -25,7 +24,6 @@ from ..report import Report
 from ..request import Request
 from ..runtime.allowance import Allowance, enforced
 from ..runtime.kept import KEPT
-from ..runtime.pixels import to_unit
 from ..runtime.pressure import out_of_memory
 from ..system.devices import empty_device_cache, free_cached, synchronize
 from ..system.memory import GIB
@@ -67,14 +65,13 @@ def decode(
     guard = Guard(tick, core.device, report.events, core.asks())
     guard.alone = policy is None
     first, last = core.model.decoder.program.window(wanted.start, wanted.stop, count)
-    if core.architecture.own is None:
-        report.lead = latent_at(core.model.decoder.program, wanted.start, core.temporal) - first
+    report.lead = core.model.decoder.program.warm_up(wanted.start, first)
     if core.model.decoder.program.noisy:
         frames = core.model.decoder.program.frames(count)
         report.noise = words_of_noise(seed, frames, core.spatial * h, core.spatial * w, core.dtype)
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
-        return clip.decode(vae._half("decoder", plan, seed), z, plan, results, guard, wanted)
+        return vae._half("decoder", plan, seed).through(z, plan, results, guard, wanted)
 
     samples = functools.partial(decoder_samples, z)
     planning = functools.partial(
@@ -108,7 +105,7 @@ def encode(
         return last - first, video.height // s, video.width // s
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
-        return clip.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
+        return vae._half("encoder", plan).through(video, plan, results, guard, wanted)
 
     if program.unstreamed or (video.count is None and needs_length(core.architecture, program)):
         video.fill(clip.UNKNOWN)
@@ -136,7 +133,7 @@ def encoder_samples(
     video: TensorVideo | StreamVideo, vae: Core, cut: Cut, device: torch.device | None = None
 ) -> list[Tensor]:
     """Return the samples that settle the encoder's operands, cut from `video`, on `device` (None: the VAE's)."""
-    in_units = to_unit if vae.architecture.own is None else vae.architecture.own.in_units
+    in_units = vae.model.encoder.program.in_units
     return [in_units(p.to(device or vae.device)) for p in cut(video.sample())]
 
 
@@ -158,8 +155,8 @@ def _planning(
         try:
             return again(None if changed or vae is not core else kept)
         except PlanError:
-            # A transformer's weights, which wait on the device for the next decode, may be all that is in the way.
-            if vae.architecture.own is None or half == "decoder" or not vae.release_packed(keep=half):
+            # Weights that wait on the device for the next decode may be all that is in the way.
+            if vae._family is None or half == "decoder" or not vae._family.release(keep=half):
                 raise
         return again()
 
@@ -223,12 +220,11 @@ def _attempt(
         if vae._plain.release(keep=other_half(half)):  # plans count a component's weights in one form
             empty_device_cache()
         _pack(vae, report, half, plan)
-    elif plan.own is None:
+    else:
         vae._fused.release(keep=other_half(half))
-    as_run = plan.fused if plan.own is None else plan.own.layers
-    if plan.tiled or not as_run:
+    if plan.tiled or not plan.kept:
         KEPT.release(vae.device)  # other runs reuse it, or free it themselves
-    if not as_run:
+    if not plan.kept:
         free_cached(vae.device, getattr(vae.model, half))
     limits = plan.plain and enforced(vae.device)
     held = vae._held(half) + vae._plain.gaps(half) if limits else 0
@@ -305,10 +301,7 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
         report.mode = f"reference operators ({layout})"
     if launches := not plan.fused and vae.launches(half):
         report.mode = f"torch with kernels of its own ({layout})"
-    if plan.own is not None and plan.own.layers:
-        kind = vae._mixed.mode.kind
-        report.mode = f"a transformer, its products in {kind or vae.precision}"
-    elif not plan.fused and vae.fused() is not None and (why := vae.planner.walk.why_not(half)):
+    if plan.plain and vae.fused() is not None and (why := vae.planner.walk.why_not(half)):
         log.once(f"{vae.arch} {half}: plain torch instead of the fused kernels: {why}")
     report.plan = plan.describe()
     report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
@@ -317,10 +310,9 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
         off["triton_fusion"] = "; ".join(here.notes)  # of this component: others may have kernels on this device
     if launches:
         off.pop("triton_fusion", None)
-    if plan.own is not None and not plan.own.layers:
-        off.setdefault("cuda_graphs", "an encoder of tiles runs without them")
-    elif plan.own is not None and vae.device.type == "cuda" and vae.options.cuda_graphs:
-        off.pop("cuda_graphs", None)  # its products are the libraries', with fused kernels or without
+    if plan.own is not None:
+        graphs = vae.device.type == "cuda" and vae.options.cuda_graphs
+        plan.own.report(report, vae._mixed.mode.kind or vae.precision, off, graphs)
     if plan.fused and "winograd" not in off:
         count, of = vae.planner.walk.network(half).formed
         form = f"{count} of {of} convolutions in Winograd form" if count else ""
@@ -343,10 +335,9 @@ def _describe_operands(vae: Core, report: Report) -> None:
 
 def _describe_graphs(vae: Core, report: Report, plan: Plan) -> None:
     """Fill in the report's part on CUDA graphs after a run."""
-    layers = plan.own is not None and plan.own.layers
-    runs = vae._tiled.runs if layers else vae._fused.runs
-    if not (layers or (plan.fused and plan.own is None)) or "cuda_graphs" in dict(report.off):
+    if not plan.kept or "cuda_graphs" in dict(report.off):
         return
+    runs = vae._component(plan).runs
     if runs.no_graphs:
         report.off.append(("cuda_graphs", runs.no_graphs))
         return

@@ -21,6 +21,7 @@ from ..network.stream import decode_features, decode_frames, encode_features, en
 from ..options import Options
 from ..planning.besides import reserved_for
 from ..planning.fused_walk import FusedWalk
+from ..planning.plan import Plan
 from ..precision.policies import Policies
 from ..precision.policy import Policy
 from ..runtime.kept import KEPT
@@ -81,8 +82,10 @@ class FusedComponents:
         """Return the bytes of the packed weights now held for "encoder" or "decoder"; plans count them too."""
         return self._packed[half].nbytes if half in self._packed else 0
 
-    def half(self, name: str, scale: float, device: torch.device) -> FusedComponent:
-        """Return "encoder" or "decoder" for clips, its weights packed. scale: latents are divided by it."""
+    def half(
+        self, name: str, plan: Plan, device: torch.device, scale: float, seed: int | None = None
+    ) -> FusedComponent:
+        """Return "encoder" or "decoder" for clips, its weights packed; no such has noise."""
         program = getattr(self._model, name).program
         return FusedComponent(
             self._get(name), program, self.runs, self._architecture, self._options, scale, device,
@@ -159,9 +162,9 @@ class PlainComponents:
                 module.to(memory_format=layout)
         return half
 
-    def nbytes(self, name: str) -> int:
+    def packed_bytes(self, half: str) -> int:
         """Return the bytes of the copy of "encoder" or "decoder"."""
-        return sum(self._sizes.get(name, ()))
+        return sum(self._sizes.get(half, ()))
 
     def gaps(self, name: str) -> int:
         """Return the bytes that torch reserves for the copy of "encoder" or "decoder" in addition to its own."""
@@ -172,14 +175,14 @@ class PlainComponents:
         """Free the copies, except that of the component `keep`; return their bytes."""
         self._kept = {name: kept for name, kept in self._kept.items() if name == keep}
         gone = [name for name in self._copies if name != keep]
-        freed = sum(map(self.nbytes, gone))
+        freed = sum(map(self.packed_bytes, gone))
         for name in gone:
             del self._copies[name], self._sizes[name]
         return freed
 
-    def half(self, name: str, scale: float, device: torch.device, seed: int | None = None) -> PlainComponent:
-        """Return "encoder" or "decoder" for clips. scale: latents are divided by it. seed: of noise within the
-        network."""
+    def half(
+        self, name: str, plan: Plan, device: torch.device, scale: float, seed: int | None = None
+    ) -> PlainComponent:
         a, there = self._architecture, self.there(name, device)
         return PlainComponent(
             there, a.spatial, a.temporal, scale, self._dtype, device, seed, self._overlap, self._kind,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .. import log
 from ..checkpoints.source import Source
 from ..errors import InputError
+from ..families import own
 from ..kernels.targets import Target
 from ..network import codes
 from ..network.architecture import Architecture, colours_of
@@ -35,9 +36,8 @@ from ..runtime.pinned import POOL
 from ..system.devices import empty_host_cache, numbered
 from ..system.extension import needed
 from .calls import Calls
+from .component import Component, Ready
 from .components import FusedComponents, PlainComponents, other_half
-from .native_components import NativeComponents, TileEncoder, TokenComponent
-from .passes import Half
 
 T = TypeVar("T", bound="Core")
 
@@ -95,7 +95,11 @@ class Core(Calls):
         self._choices.read_ahead(half for half in ("decoder", "encoder") if getattr(model, half) is not None)
         self.planner.walk.lacks = self._choices.lacks
         self._fused = FusedComponents(model, self.planner.walk, self.device, self._mixed)
-        self._tiled = NativeComponents(model, dtype, options, self._mixed.mode.kind)
+        module = own(self.architecture, "components")
+        #: The components that the family runs in a way of its own; None: it has no such way.
+        self._family: Component | None = None if module is None else module.Components(
+            model, dtype, options, self._mixed.mode.kind, self._fused, self._plain
+        )
 
     def _mode_of(self, options: Options) -> Policies:
         arch, off = self.architecture, self._no_8_bit()
@@ -225,7 +229,7 @@ class Core(Calls):
                 self.confirm()  # the model runs: scales are made of its weights
             return samples(cut, *there)
 
-        if program.scales or program.why_not_fused() or (self.architecture.own is not None and self.fused() is None):
+        if program.scales or program.why_not_fused() or self.fused() is None:
             return False  # its products' inputs are scaled as they come, or plain torch runs
         if given is None or self._mixed.mode.plain:
             with torch.no_grad(), self._scope(half):
@@ -262,7 +266,7 @@ class Core(Calls):
     def release_packed(self, keep: str = "") -> int:
         """Do the part of `release` on this device: free graphs, and the packed weights except those of the component
         `keep`; return their bytes."""
-        return self._tiled.release(keep) + self._fused.release(keep) + self._plain.release(keep)
+        return sum(component.release(keep) for component in self._components())
 
     @property
     def packed_bytes(self) -> int:
@@ -281,7 +285,7 @@ class Core(Calls):
         return own + self._packed(half) + KEPT.nbytes(self.device)
 
     def _packed(self, half: str) -> int:
-        return self._tiled.nbytes * (half == "decoder") + self._fused.packed_bytes(half) + self._plain.nbytes(half)
+        return sum(component.packed_bytes(half) for component in self._components())
 
     def _plan(
         self, half: str, size: tuple[int, int, int], request: Request, rest: tuple[int, int] = (0, 0), below: int = 0,
@@ -304,13 +308,16 @@ class Core(Calls):
         machine = Machine.now(self.device, self._held(half), self._packed(other_half(half)))
         return machine.limits(request).shared(self.sharing, self.device)
 
-    def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half | TileEncoder | TokenComponent:
+    def _half(self, name: str, plan: Plan, seed: int | None = None) -> Ready:
         """Return a component for one run. seed: of the noise that a decoder adds between its convolutions."""
-        if plan.own is not None:
-            return self._tiled.half(name, plan, self.device, self._fused.encoder, self._plain.there)
-        if plan.fused:
-            return self._fused.half(name, self.scale, self.device)
-        return self._plain.half(name, self.scale, self.device, seed)
+        return self._component(plan).half(name, plan, self.device, self.scale, seed)
+
+    def _component(self, plan: Plan) -> Component:
+        """Return what runs a plan."""
+        return self._family if plan.own is not None else self._fused if plan.fused else self._plain
+
+    def _components(self) -> Iterator[Component]:
+        yield from filter(None, (self._family, self._fused, self._plain))
 
     def inside(self, z: Tensor) -> Tensor:
         """Return latents [B, C, T, h, w] from outside in the form of the network and its plans. Pictures become one

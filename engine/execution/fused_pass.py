@@ -21,6 +21,7 @@ from ..planning.plan import why_none
 from ..runtime.context import ExecutionContext
 from ..runtime.handover import Handover, take_over
 from ..runtime.pixels import to_unit
+from .clip import Looped
 from .passes import Clips, Part, Pass
 from .passes import Emit as EmitResults
 from .reuse import Replay, Runs, allocated, chunks_left
@@ -103,14 +104,15 @@ class FusedPass(Pass):
                     step()
                 else:
                     left = chunks_left(self._later, self._clips.latents, part.first, part.end - part.first)
-                    give(graphs.chunk(self._whole, data, left))
+                    alone = ends and part.first == 0 and self._clips.batch == 1
+                    give(graphs.chunk(self._whole, data, left, alone))
             data = step = None  # before the next part needs as much
             yield
             if resumes and run.pressed:
                 guard.settle(run.recover)
 
 
-class FusedComponent:
+class FusedComponent(Looped):
     """A packed component as clips go through it (execution/clip.py)."""
 
     def __init__(

@@ -16,6 +16,7 @@ from ..runtime.allowance import reuses_blocks
 from ..runtime.handover import Handover
 from ..runtime.pixels import to_network, to_pixels
 from ..system.devices import empty_device_cache, keeps_blocks
+from .clip import Looped
 from .guard import Guard
 from .noise import FrameNoise
 from .passes import Clips, Emit, Part, Pass
@@ -80,7 +81,7 @@ class PlainPass(Pass):
             yield self._load(part.data)
 
 
-class PlainComponent:
+class PlainComponent(Looped):
     """A component (encoder or decoder) that executes clips eagerly (execution/clip.py)."""
 
     def __init__(

@@ -32,13 +32,14 @@ class Replay(Protocol):
     chunks: int
     replayed: int
 
-    def chunk(self, walk: Callable[[Tensor], Tensor], part: Tensor, left: int) -> Tensor:
+    def chunk(self, walk: Callable[[Tensor], Tensor], part: Tensor, left: int, alone: bool = False) -> Tensor:
         """Return walk(part), launched or replayed; the result is valid until the next call.
 
         Args:
             walk: the same function of the run and its argument every time.
             part: the chunk's input.
             left: how often at least such a chunk comes in this call, this one included.
+            alone: the call has no other chunk.
         """
 
     def why_none(self) -> str | None:

@@ -15,6 +15,7 @@ from .registry import (
     latent_space,
     native_names,
     other_vaes,
+    own,
     renamed,
     unwrapped,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "lies_beside",
     "native_names",
     "other_vaes",
+    "own",
     "renamed",
     "unwrapped",
 ]

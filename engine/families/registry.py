@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from importlib import import_module
+from types import ModuleType
 from typing import Any, TypeVar
 
 from ..errors import InputError
@@ -91,6 +93,15 @@ def of_encoder(architecture: Architecture, config: Any) -> Architecture:
 def by_name(name: str) -> Architecture | None:
     """Return the architecture of this name; None for families that are not run."""
     return next((a for a in ARCHITECTURES if a.name == name), None)
+
+
+def own(architecture: Architecture, part: str) -> ModuleType | None:
+    """Return a module of a family that plans and runs its components in a way of its own; None: of the others.
+
+    part: "plans" (its class Plans is one of planning/plans.py), "components" (Components: of execution/component.py) or
+    "launches" (launch(half, dtype, kind) launches all kernels, as planning/launches.py wants it).
+    """
+    return import_module(f"{architecture.component}.running.{part}") if architecture.component else None
 
 
 #: Names that people give to VAEs, in letters and digits alone -> the family.

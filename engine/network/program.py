@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
+from ..runtime.pixels import to_unit
 from .state import State
-from .steps import Steps, frame_at
+from .steps import Steps, frame_at, frames_of, latent_of
 from .values import CAUSAL, Result, Size, Style, Sums, Taps, Work
 
 if TYPE_CHECKING:
@@ -293,6 +294,36 @@ class Program:
         latents = -(-count // self.rates[0])
         return [(frame_at(a, latents, count, self.rates[0]), frame_at(b, latents, count, self.rates[0]))
                 for a, b in self.fixed(latents).spans(latents)]  # fmt: skip
+
+    def encoded(self, frames: int) -> int:
+        """Return the latents that an encoder makes of a clip's frames; trailing ones that fill none are not read."""
+        return (frames - 1) // self.rates[0] + 1
+
+    def cut(self, read: Callable[[int, int], Tensor], first: int, end: int, origin: int, count: int | None) -> Tensor:
+        """Return the frames that an encoder makes latents [first, end) of.
+
+        Args:
+            read: read(a, b) returns frames [a, b) of the clip, up to its end.
+            origin: the latent that stands for one frame.
+            count: frames of the clip; None: not known yet.
+        """
+        if self.piece:
+            return read(*(frame_at(n, self.encoded(count), count, self.rates[0]) for n in (first, end)))
+        rate = self.rates[0]
+        return read(rate * first if first == origin else frames_of(first, rate), frames_of(end, rate))
+
+    def warm_up(self, result: int, first: int) -> int:
+        """Return the latents that a decoder sees from `first` on before that of a result."""
+        return latent_of(result, self.rates[-1]) - first
+
+    def in_units(self, frames: Tensor, signed: bool = False) -> Tensor:
+        """Return frames in 0..1, or bytes (signed: in -1..1), as float32 in an encoder's units."""
+        return frames if signed else to_unit(frames)
+
+    def alone(self, latents: int) -> tuple[int, int] | None:
+        """Return (results of each, number) of the sections that a clip of so many latents is made in, each by itself
+        and of one cost; None: it is not made in such."""
+        return None
 
     def whole(self, x: Tensor) -> Tensor:
         """Return the frames of a clip [B, C, T, H, W] that fill whole latents: trailing ones are not read."""

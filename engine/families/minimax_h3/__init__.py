@@ -21,18 +21,18 @@ from ...network.architecture import (
     pruned_blocks,
     rows,
 )
-from ...network.native_tiles import NativeTiles
 from ...network.ops.conv import Conv
 from ...network.ops.down import StridedDown
 from ...network.ops.ends import Linear, Moments
 from ...network.ops.norm import Group
 from ...network.ops.resnet import Names, residual
 from ...network.ops.statistics import Standardise
-from ...network.ops.tokens import Tokens
 from ...network.program import STEP, TILES, Program, Step
-from ...network.tiled import TiledProgram
 from ...network.values import Style
 from . import names as minimax_h3_names
+from .program import TiledProgram
+from .tiles import NativeTiles
+from .tokens import Tokens
 
 NAMES = Names(conv_shortcut="nin_shortcut")
 LEVELS, RESNETS = 6, 2
@@ -177,7 +177,8 @@ ARCHITECTURE = Architecture(
             (r"lynn[ _.-]*real", 26), (r"light[ _.-]*vae[ _.-]*lite|h3[ _.-]*lite", 12), (r"8l(?![a-z])", 8),
         )),
     ),
-    own=OWN, host="comfy.ldm.minimax.vae.MiniMaxH3VideoVAE", wide=(MEAN, DEVIATION), variant=variant,
+    sections=OWN, component=__name__, coded=True,
+    host="comfy.ldm.minimax.vae.MiniMaxH3VideoVAE", wide=(MEAN, DEVIATION), variant=variant,
     prepared=minimax_h3_names.merged,
 )  # fmt: skip
 #: Diffusers' names, which LightX2V's files of one half each have, too.
