@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .errors import Cancelled, CheckpointError, InputError, PlanError, ZeroWasteError
+from .extras import POINTS
+from .system.extension import fill
 
 if TYPE_CHECKING:
     from .checkpoints import Checkpoint, read_checkpoint
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from .planning.plan import Plan
     from .report import Report
     from .vae import VideoVAE
+
+fill(POINTS)
 
 _HOMES = {
     "Checkpoint": ".checkpoints",

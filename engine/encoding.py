@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,11 +18,12 @@ from .execution.job import Job
 from .execution.progress import Callbacks, Cancel, OnPlan, Progress
 from .execution.results import Finished, Kept, Target
 from .execution.video import StreamVideo, TensorVideo
-from .extras.media import latent_note
 from .network.steps import UNKNOWN, Steps
 from .network.stream import spans_of
 from .planning.plan import Plan
 from .request import (
+    NOTE,
+    Devices,
     FramesLike,
     LatentLike,
     NativeBlend,
@@ -37,9 +38,37 @@ from .request import (
     check_video,
 )
 from .runtime.scope import as_usual
+from .system.extension import provider
 
-if TYPE_CHECKING:
-    from .extras.distributed.several import Devices
+
+class Notes(Protocol):
+    """The point "notes": notes on latents, which name the VAE that made them."""
+
+    def note_of(self, vae: Core) -> dict[str, str]:
+        """Return the note of latents that `vae` makes."""
+
+    def marked(self, latent: Tensor, note: dict[str, str]) -> Tensor:
+        """Set a note on a new latent, and return it."""
+
+    def check(self, note: dict[str, str], vae: Core) -> None:
+        """Raise InputError where another VAE than `vae` has made the latents of a note."""
+
+
+class Several(Protocol):
+    """The point "devices": a job that several devices share."""
+
+    def run(
+        self, vae: Core, devices: Devices, mixed: bool, job: Job, plan: Plan | None
+    ) -> Generator[Finished, None, None]:
+        """Run a job on the given devices; yield the finished results that its target hands on.
+
+        Args:
+            vae: the loaded VAE.
+            devices: devices or ranks that share the call.
+            mixed: allow devices of different kinds, whose bits differ.
+            job: what is asked. Where a clip's length is not known, one device encodes alone.
+            plan: a plan made before, or None.
+        """
 
 
 class Encoding(Core):
@@ -125,7 +154,7 @@ class Encoding(Core):
         x = check_video(video, self.spatial, self.architecture.still, self.colours[0], any_range, request.signed)
         found = self._moments(x, request, Callbacks(progress, cancel, on_plan), devices, mixed_devices, plan)
         self._left_out(x.shape[1])
-        return found if moments else latent_note.marked(self._sampled(found, seed, None), latent_note.note_of(self))
+        return found if moments else _noted(self)(self._sampled(found, seed, None))
 
     def _left_out(self, frames: int | None) -> None:
         """Record in the report how many frames at the end fill no latent, and take them off its clip."""
@@ -220,7 +249,7 @@ class Encoding(Core):
         self, given: Callable[[], StreamVideo], request: Request, callbacks: Callbacks, seed: int | None,
         plan: Plan | None, devices: Devices, mixed: bool,
     ) -> Generator[Tensor, None, None]:  # fmt: skip
-        video, noise, part, note = given(), None, None, latent_note.note_of(self)
+        video, noise, part, noted = given(), None, None, _noted(self)
         count = video.count
         size = video.height // self.spatial, video.width // self.spatial
         if seed is not None:
@@ -236,7 +265,7 @@ class Encoding(Core):
                 if noise is not None:
                     part = noise[:, :, first : first + len(moments)]
                 latent = self._sampled(moments.permute(3, 0, 1, 2)[None].contiguous(), None, part)
-                yield latent_note.marked(latent, note)
+                yield noted(latent)
         if not getattr(devices, "rank", 0):  # torchrun's other ranks end before
             video.end()
         self._left_out(video.count)
@@ -269,16 +298,31 @@ class Encoding(Core):
             raise InputError(f"{self.path or 'this VAE'} holds a decoder only: encoding needs a file with the encoder")
 
 
+def check_note(latent: Any, vae: Core, any_vae: bool) -> None:
+    """Refuse a latent that another VAE has made, by its note, if it has one; any_vae: accept every latent."""
+    note = getattr(latent, NOTE, None)
+    notes: Notes | None = provider("notes") if note and not any_vae else None
+    if notes is not None:
+        notes.check(note, vae)
+
+
+def _noted(vae: Core) -> Callable[[Tensor], Tensor]:
+    """Return the function that sets the note of `vae` on its latents."""
+    notes: Notes | None = provider("notes")
+    return (lambda latent: latent) if notes is None else functools.partial(notes.marked, note=notes.note_of(vae))
+
+
 def alone(vae: Core, devices: Devices) -> bool:
-    """Check whether a call runs on the VAE's own device alone; then nothing of extras/distributed/ is imported."""
+    """Check whether a call runs on the VAE's own device alone."""
     one = vae.device.type != "cuda" or torch.cuda.device_count() == 1  # "all" of them
     return devices is None or devices in ("", "auto") or (one and devices == "all")
 
 
 def run(vae: Core, devices: Devices, mixed: bool, job: Job, plan: Plan | None) -> Generator[Finished, None, None]:
-    """Run a job on one device or on several. Args, yields: those of `extras.distributed.several.run`."""
+    """Run a job on one device or on several. Args, yields: those of `Several.run`."""
     if alone(vae, devices):
         return job.alone(vae, plan)
-    from .extras.distributed import several
-
+    several: Several | None = provider("devices")
+    if several is None:
+        raise InputError("several devices are for engine/extras/distributed, which is not there: leave them out")
     return several.run(vae, devices, mixed, job, plan)

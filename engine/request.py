@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +28,19 @@ if TYPE_CHECKING:
 #: Frames as they may be given: a tensor, a numpy array or a picture, or a list of these. Latents: one of the first two.
 FramesLike: TypeAlias = "Tensor | np.ndarray[Any, Any] | Image | Sequence[FramesLike]"
 LatentLike: TypeAlias = "Tensor | np.ndarray[Any, Any]"
+
+
+class Group(Protocol):
+    """Processes that share a call (extras/distributed/ranks.Ranks). rank: of this one."""
+
+    rank: int
+    count: int
+
+
+#: Names of devices (also as one string with commas), "all", None or "auto" for the VAE's own alone; or a group.
+Devices: TypeAlias = Group | Sequence[str | torch.device] | str | None
+#: Attribute of a latent that holds the note of the VAE which made it. Operations that make a new tensor drop it.
+NOTE = "vae_note"
 #: Values of options, for type checkers.
 Tiling = Literal["auto", "untiled", "exact", "blended"]
 Output = Literal["float32", "float16", "uint8"]

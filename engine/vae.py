@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .encoding import Encoding, run
+from .encoding import Encoding, check_note, run
 from .errors import InputError
 from .execution import results
 from .execution.core import Core, no_check
@@ -20,11 +20,11 @@ from .execution.job import Job
 from .execution.noise import noised
 from .execution.progress import Callbacks, Cancel, OnPlan, Progress
 from .execution.results import Finished, Kept, Target
-from .extras.media import latent_note
 from .face import Face, OldNames
 from .network.steps import Latents, Steps
 from .planning.plan import Plan
 from .request import (
+    Devices,
     LatentLike,
     NativeBlend,
     NativeTiles,
@@ -38,9 +38,6 @@ from .request import (
     check_part,
 )
 from .runtime.scope import as_usual
-
-if TYPE_CHECKING:
-    from .extras.distributed.several import Devices
 
 
 class VideoVAE(Face, Encoding, OldNames):
@@ -141,7 +138,7 @@ class VideoVAE(Face, Encoding, OldNames):
             PlanError: nothing fits the target.
         """
         request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output, native_blend, range, native_tiles)
-        latent_note.check(latent_note.found(latent), self, any_vae)
+        check_note(latent, self, any_vae)
         z = check_latent(latent, self.latent_channels, self.architecture.still)
         wanted = check_part(start, frames, self.frames(z.shape[2]))
         shape = z.shape[0], len(wanted), self.spatial * z.shape[3], self.spatial * z.shape[4], self.colours[1]
@@ -203,7 +200,7 @@ class VideoVAE(Face, Encoding, OldNames):
         request = Request(tiling, tile, overlap, chunk, vram_gb, ram_gb, output, native_blend, range, native_tiles)
         if self.architecture.still:
             raise InputError(f"{self.arch} makes pictures, which do not follow each other: decode gives them")
-        latent_note.check(latent_note.found(latent), self, any_vae)
+        check_note(latent, self, any_vae)
         values = isinstance(latent, (Tensor, np.ndarray)) or not hasattr(latent, "shape")
         z = check_latent(latent, self.latent_channels) if values else latent
         if z.shape[1] != self.latent_channels:

@@ -12,7 +12,7 @@ from ..engine import InputError, log
 from ..engine.extras.media.mp4 import Mp4Writer
 from ..engine.extras.media.mp4_format import CODECS, NO_ALPHA, PIXELS, Format
 from ..engine.extras.media.sound import write_sound
-from ..engine.system.patience import clear
+from ..engine.extras.output.patience import clear
 from . import files
 from .conversion import engine_vae, host_decode
 from .frames import check_maker

@@ -70,12 +70,12 @@ def test_no_folders_import_each_other_in_a_circle():
 ORDER = (
     "nodes", "engine/extras/cli", "engine/files", "engine/compat", "engine/extras/compat", "engine/extras/adapters",
     "engine/extras/bench", "engine/__init__.py", "engine/loader.py", "engine/vae.py", "engine/face.py",
-    "engine/encoding.py", "engine/extras/distributed", "engine/families/*/running", "engine/execution",
-    "engine/extras/tuning", "engine/extras/residents", "engine/planning", "engine/extras/eight_bit",
-    "engine/extras/media", "engine/extras/convert", "engine/checkpoints", "engine/request.py", "engine/families",
-    "engine/network", "engine/precision", "engine/options.py", "engine/extras/graphs", "engine/runtime",
-    "engine/report.py", "engine/extras/plain_memory", "engine/system", "engine/kernels", "engine/extras/__init__.py",
-    "engine/log.py", "engine/errors.py",
+    "engine/encoding.py", "engine/extras/distributed", "engine/families/*/running", "engine/extras/graphs",
+    "engine/execution", "engine/extras/tuning", "engine/extras/residents", "engine/planning", "engine/extras/eight_bit",
+    "engine/extras/media", "engine/extras/convert", "engine/extras/output", "engine/checkpoints", "engine/request.py",
+    "engine/families", "engine/network", "engine/precision", "engine/options.py", "engine/runtime", "engine/report.py",
+    "engine/extras/plain_memory", "engine/system", "engine/kernels", "engine/extras/__init__.py", "engine/log.py",
+    "engine/errors.py",
 )  # fmt: skip
 
 

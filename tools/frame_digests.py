@@ -167,7 +167,8 @@ def seeded_file(family: str, folder: Path) -> Path:
             noise *= noise[0].numel() ** -0.5 if len(shape) > 1 else 0.1
         tensors[key] = noise.to(dtype).cpu()
     path = folder / f"{family}.safetensors"
-    save_file(tensors, path)
+    # LTX's shapes alone fit another network, too.
+    save_file(tensors, path, dict(architectures()[family].published.metadata))
     del tensors
     gc.collect()
     if device.type == "cuda":

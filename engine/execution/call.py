@@ -14,9 +14,9 @@ from torch import Tensor
 from .. import log
 from ..errors import PlanError
 from ..extras.eight_bit.sampling import latent_samples, video_samples
-from ..extras.tuning import kept as tuning
 from ..kernels.conv3d.tuned import held
 from ..kernels.targets import target
+from ..planning.cost import tuned
 from ..planning.plain_walk import SLACK, needs_length
 from ..planning.plan import Plan
 from ..precision.policy import Policy
@@ -166,9 +166,9 @@ def _survive(
     """Repeat attempt(vae, plan) until it succeeds: under leaner plans where memory runs out, and in a safer precision
     where values overflow. planning() returns plan(vae, below) of `_planning`; on_plan(plan) is called before each
     attempt."""
-    # A clip keeps the schedules that it began with.
     half, tried = f"{report.operation}r", list[Plan]()
-    tuning.of(core.device, core.kernels(half))
+    if (measured := tuned(core.device)) is not None:
+        measured.of(core.device, core.kernels(half))  # a clip keeps the schedules that it began with
     with core._claimed(half, confirms=True) as vae, report.measured(core.device), held(core.device):
         report.precision = vae.precision
         own, guard.confirm, plan = vae, vae.confirm, planning()
@@ -317,7 +317,8 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
             off["winograd"] = why
     report.off = list(off.items())
     if plan.fused:
-        report.schedules = tuning.words(vae.device, vae.kernels(half))
+        measured = tuned(vae.device)
+        report.schedules = "" if measured is None else measured.words(vae.device, vae.kernels(half))
         _describe_operands(vae, report)
 
 

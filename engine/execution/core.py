@@ -15,7 +15,6 @@ from .. import log
 from ..checkpoints.source import Source
 from ..errors import InputError
 from ..extras.eight_bit.mixed import Mixed
-from ..extras.tuning import kept
 from ..families import own
 from ..kernels.targets import Target
 from ..network import codes
@@ -23,6 +22,7 @@ from ..network.architecture import Architecture, colours_of
 from ..options import DEFAULTS, Options, unavailable, unused
 from ..planning.budget import Limits, Machine
 from ..planning.choice import Choices
+from ..planning.cost import Rates, tuned
 from ..planning.fusable import why_no_8_bit, why_off
 from ..planning.make import decided, make_planner, mode_here, switched_off
 from ..planning.plain_walk import Torch
@@ -290,7 +290,8 @@ class Core(Calls):
         """Return a plan. size, rest, check, drawn: as for `Planner.plan`. below: take the first plan whose peak is less
         than so many bytes, whatever is free; 0: the one for the free memory. made: a plan for the same clip, kept where
         it still fits and is in the tiles that are asked for."""
-        self.planner.walk.rates = kept.rates(self.device)
+        measured = tuned(self.device)
+        self.planner.walk.rates = Rates() if measured is None else measured.rates(self.device)
         beside, limits = self._packed(other_half(half)), self._limits(half, request)
         if below:
             limits = limits.below(below - beside)

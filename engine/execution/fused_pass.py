@@ -11,8 +11,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..extras.graphs.graph_rule import chunks_left
-from ..extras.graphs.graphs import Graphs
 from ..kernels.conv3d.tuned import version
 from ..network.architecture import Architecture
 from ..network.fused import Emit, Fused, FusedDecoder, FusedEncoder
@@ -26,7 +24,7 @@ from ..runtime.pixels import to_unit
 from .clip import Looped
 from .passes import Clips, Part, Pass
 from .passes import Emit as EmitResults
-from .reuse import Runs, allocated
+from .reuse import Replay, Runs, allocated, chunks_left
 from .staging import StagedReader
 
 
@@ -35,7 +33,7 @@ class FusedPass(Pass):
 
     def __init__(
         self, network: Fused, clips: Clips, memory: Callable[[], AbstractContextManager[tuple[ExecutionContext,
-        Graphs | None]]],
+        Replay | None]]],
         load: Callable[[Tensor], Tensor], step: Callable[[ExecutionContext, Tensor, Emit, bool], None],
         replay: Callable[[ExecutionContext, Tensor], Tensor] | None = None,
         aside: Callable[[], AbstractContextManager[object]] = nullcontext, steps: slice = slice(None), *,
@@ -106,7 +104,8 @@ class FusedPass(Pass):
                     step()
                 else:
                     left = chunks_left(self._later, self._clips.latents, part.first, part.end - part.first)
-                    give(graphs.chunk(self._whole, data, left))
+                    alone = ends and part.first == 0 and self._clips.batch == 1
+                    give(graphs.chunk(self._whole, data, left, alone))
             data = step = None  # before the next part needs as much
             yield
             if resumes and run.pressed:

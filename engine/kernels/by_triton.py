@@ -76,11 +76,9 @@ class ByTriton:
         function, wanted = getattr(compiled, "function", None), key(self._kernel, arguments, constants)
         if type(function) is not int or self._specialised(arguments):
             return None
-        entry = entry_of(compiled, takes(wanted))
-        if entry is None:
-            return None
         try:
-            return Bound(driver(), device, function, entry, arguments, wanted)
+            entry = entry_of(compiled, takes(wanted))
+            return None if entry is None else Bound(driver(), device, function, entry, arguments, wanted)
         except PrebuiltError:  # no such driver on this platform
             return None
 
@@ -97,16 +95,23 @@ def entry_of(compiled: Any, parameters: tuple[str, ...]) -> Entry | None:
     Args:
         compiled: as Triton returns it from a launch.
         parameters: what the compiled entry should take, as `keys.takes` says.
+
+    Raises:
+        PrebuiltError: only the driver could tell what it takes, and there is none.
     """
-    meta, text = compiled.metadata, compiled.asm.get("ptx", "")
+    meta, text = compiled.metadata, compiled.asm.get("ptx")
     more = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
-    found = re.search(r"\.visible \.entry (\w+)\((.*?)\)", text, re.S)
-    if found is None or any(getattr(meta, name, 0) for name in more) or getattr(meta, "num_ctas", 1) != 1:
+    if any(getattr(meta, name, 0) for name in more) or getattr(meta, "num_ctas", 1) != 1:
         return None
+    if text is None:  # Triton's cache has no texts under TRITON_STORE_BINARY_ONLY, or where they were taken out of it
+        count = driver().parameters(compiled.function)
+    else:
+        found = re.search(r"\.visible \.entry \w+\((.*?)\)", text, re.S)
+        count = found[1].count(".param ") if found else 0
     maps = [*map(_map, getattr(meta, "tensordesc_meta", None) or ())]
-    if None in maps or parameters.count("map") != len(maps) or found[2].count(".param ") != len(parameters):
+    if None in maps or parameters.count("map") != len(maps) or count != len(parameters):
         return None
-    return Entry(found[1], meta.shared, meta.num_warps, parameters, tuple(m for m in maps if m))
+    return Entry(meta.name, meta.shared, meta.num_warps, parameters, tuple(m for m in maps if m))
 
 
 def _map(described: Mapping[str, Any]) -> Map | None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+import torch
+
+from ..kernels.targets import Target
 from ..network.steps import Steps
 from ..runtime.context import ExecutionContext
 from ..runtime.parking import Parking
+from ..system.extension import provider
 
 #: Chunks longer than this gain nothing but need more memory.
 MAX_LATENTS = 4
@@ -34,10 +39,6 @@ START_WORK = int(124e-3 * 650e12)
 #: allocator reserved up to 0.18 GB more than plans stated, in all.
 SPARE_BYTES = 128 << 20
 
-#: Memory for recording: cuBLAS's workspace for a second stream (32 MiB on an H200), operators' temporaries in a pool
-#: of their own, and the graphs themselves; 46 MiB measured with two graphs.
-GRAPH_BYTES = 64 << 20
-
 
 @dataclass(frozen=True)
 class Rates:
@@ -58,6 +59,25 @@ class Rates:
 
 
 FAR_MARGIN = 15 / 13
+
+
+class Tuned(Protocol):
+    """The point "schedules": what was measured on a GPU, in place of the tables and rates of the core."""
+
+    def of(self, device: torch.device, here: Target | None = None) -> object:
+        """Read what is kept for a GPU and the kernels of `here`, once in a process, and offer its schedules to
+        `kernels/conv3d/tuned.py`."""
+
+    def rates(self, device: torch.device) -> Rates:
+        """Return the measured rates, or the defaults."""
+
+    def words(self, device: torch.device, here: Target | None = None) -> str:
+        """Return where the schedules of a GPU come from, as text."""
+
+
+def tuned(device: torch.device) -> Tuned | None:
+    """Return what was measured on a device; None: nothing was, as on every CPU."""
+    return provider("schedules") if device.type == "cuda" else None
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from ..precision.policy import EXACT, Policy
 from ..runtime.context import ExecutionContext
 from ..runtime.memory import RESERVE_BYTES
 from ..runtime.parking import Parking
-from .cost import GRAPH_BYTES, Rates, Sizes
+from .cost import Rates, Sizes
 from .dryrun import peak_bytes
 from .fusable import half_not_fused
 from .meta import meta_model
-from .plan import one_step
+from .plan import GRAPH_BYTES, one_step
 
 #: Bytes that operators allocate themselves in addition to the sums that a dry run counts (coefficients of norms,
 #: scales, a library's small buffers), with the reserve that a run keeps for them.

@@ -10,6 +10,8 @@ from pathlib import Path, PurePosixPath
 GIB = 1 << 30
 #: Linux' folder of control groups, and the file that names those of this process.
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+#: Limits of control groups from so many bytes on are none: the first version has a number there.
+NO_LIMIT = 1 << 60
 
 
 def in_gb(size: int | None) -> str:
@@ -71,6 +73,8 @@ def _with_parents(path: str) -> list[PurePosixPath]:
 def _left_in(group: Path, limit: str, usage: str, cache: str) -> int | None:
     try:
         most = int((group / limit).read_text())  # the word "max" where there is none
+        if most >= NO_LIMIT:
+            return None
         used = int((group / usage).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         return max(0, most - used + int(stat.get(cache, 0)))

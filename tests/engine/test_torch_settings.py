@@ -3,6 +3,7 @@ process, and the caller finds its settings as they were, also between two frames
 
 import ast
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -104,8 +105,9 @@ def everything(folder, precision, settings=nullcontext, device="cpu"):
     call("encode bytes", lambda: vae.encode((255 * frames).byte(), seed=3))
     call("decode_raw", lambda: vae.decode_raw(z))
     call("encode_raw", lambda: vae.encode_raw(frames[None].movedim(-1, 1)))
-    call("write_mp4", lambda: write_mp4(folder / "clip.mp4", frames, 24))
-    call("read_video", lambda: read_video(folder / "clip.mp4")[0])
+    if find_spec("av") is not None:
+        call("write_mp4", lambda: write_mp4(folder / "clip.mp4", frames, 24))
+        call("read_video", lambda: read_video(folder / "clip.mp4")[0])
     for name in ("latent.safetensors", "latent.latent"):
         call(f"write {name}", lambda name=name: write_latent(folder / name, z))
         call(f"read {name}", lambda name=name: read_latent(folder / name, 16))

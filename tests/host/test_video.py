@@ -134,7 +134,7 @@ import os, torch
 from pathlib import Path
 import folder_paths
 from zerowaste_vae.engine.extras.media import mp4
-from zerowaste_vae.engine.system import patience
+from zerowaste_vae.engine.extras.output import patience
 from zerowaste_vae.nodes import conversion, decode
 from zerowaste_vae.nodes.settings import Settings
 vae = conversion.from_file(vae_file, "auto", None, Settings())

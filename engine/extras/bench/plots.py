@@ -74,7 +74,7 @@ def write_png(figure: Figure, path: Path) -> None:
     """Write a figure, whole or not at all. Raises OSError."""
     from matplotlib import rc_context
 
-    from ...system.writing import replacing
+    from ..output.writing import replacing
 
     with replacing(path) as temporary, rc_context(_SETTINGS):
         figure.savefig(temporary, format="png", dpi=200)

@@ -316,7 +316,7 @@ def _cards(args: argparse.Namespace) -> Sequence[projection.Card]:
 
 def _check(args: argparse.Namespace, *inputs: Path) -> None:
     """Check before any work that all files can be written and replace nothing unasked. Raises InputError."""
-    from ...system.writing import check_target
+    from ..output.writing import check_target
 
     check_least(args, runs=1, db_frames=0)
     targets = [path for name in ("json", "html") if isinstance(path := getattr(args, name, None), Path)]
@@ -334,7 +334,7 @@ def _check(args: argparse.Namespace, *inputs: Path) -> None:
 
 
 def _write_page(args: argparse.Namespace, reports: list[dict[str, Any]], profile: Any) -> None:
-    from ...system.writing import write_text
+    from ..output.writing import write_text
 
     if args.html is not None or args.png is not None:
         from ..bench.page import page

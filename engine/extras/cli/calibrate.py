@@ -41,11 +41,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     from ... import log
     from ...loader import demo_clip_path, demo_vae_path, load
-    from ...system.writing import write_text
     from ..bench.calibrate import calibrate, passes
     from ..media import latent_note
     from ..media.clips import read_video
     from ..media.latents import read_latent
+    from ..output.writing import write_text
 
     if isinstance(args.json, Path) and args.json.suffix.lower() != ".json":
         raise InputError(f"--json {args.json}: the result ends in .json, or is - for standard output")

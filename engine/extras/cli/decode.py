@@ -92,13 +92,13 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
 
 
 def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
-    from ...system.locks import held
-    from ...system.writing import check_target
     from ..media import latent_note
     from ..media.clips import DEFAULT_FPS
     from ..media.latents import LatentFile, latent_metadata
     from ..media.mp4 import Format, part_of
     from ..media.mp4_finish import check_audio
+    from ..output.locks import held
+    from ..output.writing import check_target
 
     kind = _kind(args.out)
     there = args.resume and not args.force and _whole(args.out, kind)
@@ -196,8 +196,8 @@ class Job:
 
     def at_once(self, target: Path, kind: str, fps: Fraction) -> tuple[int, ...]:
         """Decode with all frames in memory, for pictures, .png and .safetensors, and write them; return their shape."""
-        from ...system.writing import write_tensors
         from ..media.pngs import write_png, write_png_folder
+        from ..output.writing import write_tensors
 
         args, still = self.args, self.vae.architecture.still
         output = args.output or ("float32" if kind == "safetensors" else "uint8")

@@ -29,9 +29,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     check_folder(args.out, args.force)
     from ...loader import demo_clip_path, demo_vae_path
-    from ...system.writing import replacing
     from ..bench.demo import contact_sheet, run_demo
     from ..media.mp4 import write_mp4
+    from ..output.writing import replacing
 
     args.vae = vae_file(args.vae) or demo_vae_path()
     vae = load_vae(args)

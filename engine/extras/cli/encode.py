@@ -62,8 +62,8 @@ def _help(args: argparse.Namespace, ranks: Ranks) -> int:
 
 
 def _run(args: argparse.Namespace, ranks: Ranks | None) -> int:
-    from ...system.writing import check_target
     from ..media.clips import Clip
+    from ..output.writing import check_target
 
     if args.out.suffix.lower() not in (".safetensors", ".latent"):
         raise InputError(f"{args.out}: a latent file ends in .safetensors or .latent")

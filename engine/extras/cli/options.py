@@ -179,7 +179,7 @@ def add_json(parser: argparse._ActionsContainer, what: str = "the figures", *oth
 
 def check_json(args: argparse.Namespace, *inputs: Path) -> None:
     """Check before any work that the file of --json can be written. Raises InputError."""
-    from ...system.writing import check_target
+    from ..output.writing import check_target
 
     if isinstance(args.json, Path):
         check_target(args.json, args.force, inputs=inputs)
@@ -187,7 +187,7 @@ def check_json(args: argparse.Namespace, *inputs: Path) -> None:
 
 def give_json(args: argparse.Namespace, data: Any) -> None:
     """Write data where --json says, if it does."""
-    from ...system.writing import write_json
+    from ..output.writing import write_json
 
     if args.json == "-":
         print(json.dumps(data, indent=1), file=args.stdout)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import log
 from ...errors import InputError
-from ...system.writing import check_target, write_text
+from ..output.writing import check_target, write_text
 from .options import kernels, memory_options
 from .vaes import vae_file
 

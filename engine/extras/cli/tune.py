@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     from ...kernels.probe import proven
-    from ...system.writing import check_target
+    from ..output.writing import check_target
     from ..tuning.tune import lines, tune
 
     if not LEAST <= args.seconds < 3600:
@@ -92,8 +92,8 @@ def _vae(args: argparse.Namespace) -> VideoVAE:
 
 
 def _share(args: argparse.Namespace, vae: VideoVAE) -> None:
-    from ...system.writing import write_json
     from ..bench.share import measured
+    from ..output.writing import write_json
 
     print("timing a decode ...", flush=True)
     device, precision = vae.device, vae.precision

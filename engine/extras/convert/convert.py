@@ -19,7 +19,7 @@ from ...checkpoints.types import Checkpoint
 from ...errors import CheckpointError, InputError, one_line
 from ...families import detect, find_key_set, kind_of
 from ...runtime.scope import as_usual
-from ...system.writing import check_target, replacing, write_tensors
+from ..output.writing import check_target, replacing, write_tensors
 from .gguf_writer import TensorPlan, write_gguf
 from .quantize import PLAIN, TYPES, encode, stored_shape, stored_type
 

@@ -16,7 +16,7 @@ from ...kernels.cards import AUTO
 from ...network.stamp import Stamp
 from ...options import Options
 from ...precision import digest
-from ...system.writing import stamp
+from ..output.writing import stamp
 
 #: Digests of networks, which are large. One is valid as long as its `Stamp` holds, i.e. the weights are unchanged.
 _networks: WeakKeyDictionary[nn.Module, tuple[Stamp, str]] = WeakKeyDictionary()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
 
@@ -16,27 +16,16 @@ from ...execution.results import Finished
 from ...execution.video import StreamVideo
 from ...network.tiles import grid
 from ...planning.plan import Plan
-from ...request import OVERLAP, Request
+from ...request import OVERLAP, Devices, Request
 from .consistency import of_bits, of_contents, of_file, of_network
 from .devices import copies_on, kind_of, resolve, same_kind
 from .parts import GIVEN, Streamed
 from .ranks import Ranks, RankSpread
 from .spread import Spread
 
-#: Names of devices (also as one string with commas), "all", None or "auto" for the VAE's own alone; or ranks.
-Devices = Ranks | Sequence[str | torch.device] | str | None
-
 
 def run(vae: Core, devices: Devices, mixed: bool, job: Job, plan: Plan | None) -> Generator[Finished, None, None]:
-    """Run a job on the given devices; yield the finished results that its target hands on.
-
-    Args:
-        vae: the loaded VAE.
-        devices: devices or ranks that share the call.
-        mixed: allow devices of different kinds, whose bits differ.
-        job: what is asked. Where a clip's length is not known, one device encodes alone.
-        plan: a plan made before, or None.
-    """
+    """Run a job on the given devices. Args, yields: those of `Several.run` in engine/encoding.py."""
     by_place = getattr(vae.model.config, "begins_with_noise", False)
     if job.seed is not None and not by_place and devices not in (None, "auto"):
         log.once("this decoder adds noise by the frames that it has seen: one device decodes the clip")

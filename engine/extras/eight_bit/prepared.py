@@ -20,7 +20,7 @@ from ...precision.forms import Operands
 from ...runtime.arena import ALIGN
 from ...runtime.pressure import out_of_memory
 from ...system.devices import empty_device_cache, gaps
-from ...system.writing import stamp, write_tensors
+from ..output.writing import stamp, write_tensors
 from .store import keep
 
 #: Part of every recipe: raise it when packing changes.

@@ -18,10 +18,9 @@ T = TypeVar("T")
 RECORDING = 2.0
 #: Number of further calls expected of a plan that comes twice in a row.
 CALLS = 10
-#: Largest memory in bytes that is kept between two calls (128x128 takes 0.65 GiB, 64x64 0.17).
-KEPT_BYTES = 1 << 30
-#: Launches depend on a frame's place in its clip only up to this count: first frame, second, or later.
-SETTLED = 2
+#: Largest memory in bytes that is kept between two calls (128x128 takes 0.65 GiB, 64x64 0.17), or this part of the card
+#: where that is more: 2.2 GB of an H200, on which one Flux picture of 1024x1024 (1.1 GB) waits for the host.
+KEPT_BYTES, KEPT_PART = 1 << 30, 1 / 64
 
 
 class Clock:
@@ -56,31 +55,29 @@ class Times:
     span: float
     busy: float | None = None
 
-    @property
-    def gain(self) -> float:
-        """Return the time that a replay saves.
+    def gain(self, alone: bool = False) -> float:
+        """Return the time that a replay saves. alone: the call has no other chunk.
 
         A GPU that waits for the host ends when the host does. How much of that time it worked is unknown before a
-        replay; half of it is assumed. Time that it needs beyond the host's, it worked."""
+        replay; half of it is assumed. Time that it needs beyond the host's, it worked: while the host launches the next
+        chunk, or while the call waits, if there is none. A GPU that is behind at the end of such a call waited less
+        before it."""
+        if alone:
+            return max(self.launching - self.span / 2, 0.0) if self.busy is None else self.span - self.busy
         busy = self.span - self.launching / 2 if self.busy is None else self.busy
         return self.launching - busy
 
 
-def pays(times: Times | None, left: int) -> bool:
-    """Check whether a chunk that comes `left` times, this one included, should be recorded."""
-    return times is not None and left * times.gain > RECORDING * times.launching
+def pays(times: Times | None, left: int, alone: bool = False) -> bool:
+    """Check whether a chunk that comes `left` times, this one included, should be recorded. alone: as in `Times`."""
+    return times is not None and left * times.gain(alone) > RECORDING * times.launching
 
 
-def chunks_left(clips: int, latents: int, done: int, chunk: int) -> int:
-    """Return how often at least a chunk of `chunk` latents comes in a call, this one included.
-
-    Args:
-        clips: clips that follow this one.
-        latents: of each clip.
-        done: latents of this clip before the chunk.
-        chunk: latents per chunk.
-    """
-    return (1 + clips) * (1 if done < SETTLED else (latents - done) // chunk)
+def kept_bytes(device: torch.device) -> int:
+    """Return the largest memory in bytes that is kept on a device between two calls."""
+    if device.type != "cuda":
+        return KEPT_BYTES
+    return max(KEPT_BYTES, int(KEPT_PART * torch.cuda.get_device_properties(device).total_memory))
 
 
 @dataclass

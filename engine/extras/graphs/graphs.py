@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from ... import log
+from ...execution.reuse import SETTLED
 from ...kernels.observe import listening
 from ...runtime.context import ExecutionContext
 from ...runtime.pressure import out_of_memory
 from ...system.devices import RECORDING, synchronize
-from .graph_rule import CALLS, KEPT_BYTES, SETTLED, Clock, Notes, pays
+from .graph_rule import CALLS, Clock, Notes, kept_bytes, pays
 
 T = TypeVar("T")
 #: Largest number of graphs of a run; chunks of further kinds are launched one by one.
@@ -31,9 +32,7 @@ MOST_GRAPHS = 8
 
 
 def why_not_on(device: torch.device) -> str | None:
-    """Return the reason why a device has no graphs, or None."""
-    if device.type != "cuda":
-        return "only CUDA GPUs replay graphs"
+    """Return the reason why a GPU has no graphs, or None."""
     allocator = torch.cuda.get_allocator_backend()
     if allocator != "native":
         # With torch 2.11 a recording under cudaMallocAsync ended the process.
@@ -118,6 +117,8 @@ class Graphs:
         self.chunks = 0
         self.replayed = 0
         self._why = ""
+        #: The latest chunk is the only one of its call.
+        self._alone = False
         #: Why this call records and replays nothing, once it has failed for want of memory; the next one tries again.
         self._full = ""
         self._recorded: dict[Hashable, _Recorded] = {}
@@ -134,15 +135,17 @@ class Graphs:
         self._why, self._full = "no chunk came a second time", ""
         self.notes.calls += 1
 
-    def chunk(self, walk: Callable[[Tensor], Tensor], part: Tensor, left: int) -> Tensor:
+    def chunk(self, walk: Callable[[Tensor], Tensor], part: Tensor, left: int, alone: bool = False) -> Tensor:
         """Return walk(part), launched or replayed; the result is valid until the next call.
 
         Args:
             walk: the same function of the run and its argument every time.
             part: the chunk's input.
             left: as in `pays`, within this call.
+            alone: the call has no other chunk.
         """
         self._judge()
+        self._alone = alone
         self.chunks += 1
         notes, kind = self.notes, self._kind(part)
         if notes.failed or self._full or listening():
@@ -160,7 +163,7 @@ class Graphs:
     def worth_keeping(self) -> bool:
         """Check, at the end of a call, whether another one would gain from this run's memory and graphs."""
         self._judge()
-        return self._small and any(pays(self.notes.times.get(kind), CALLS) for kind in self._recorded)
+        return self._small and any(pays(self.notes.times.get(kind), CALLS, self._alone) for kind in self._recorded)
 
     def clear(self) -> None:
         """Drop the graphs."""
@@ -185,7 +188,7 @@ class Graphs:
 
     @property
     def _small(self) -> bool:
-        return self.nbytes <= KEPT_BYTES
+        return self.nbytes <= kept_bytes(self.device)
 
     def _pays(self, kind: Hashable, left: int) -> bool:
         notes = self.notes
@@ -194,11 +197,11 @@ class Graphs:
         if notes.lasting and self._small:
             left *= CALLS
         times = notes.times.get(kind)
-        if pays(times, left):
+        if pays(times, left, self._alone):
             return True
         if times is None:
             self._why = "chunks are timed first"
-        elif times.gain <= 0:
+        elif times.gain(self._alone) <= 0:
             spent = times.span if times.busy is None else times.busy
             self._why = f"what the host launches in {times.launching:.1f} ms keeps the GPU busy for {spent:.1f} ms"
         else:

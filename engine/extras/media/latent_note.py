@@ -16,9 +16,8 @@ from ... import log
 from ...errors import InputError, one_line
 from ...families import latent_space
 from ...network.architecture import Architecture
+from ...request import NOTE
 
-#: Attribute of a latent tensor. Operations that make a new tensor drop it.
-ATTRIBUTE = "vae_note"
 #: Keys of a note, and of the same entries in a file's metadata.
 KEYS = ("family", "scale", "version", "vae", "encoder", "decoder")
 #: The default advice for a latent of another VAE.
@@ -55,13 +54,13 @@ def note_of(vae: VAE) -> dict[str, str]:
 
 def marked(latent: Tensor, note: Mapping[str, str]) -> Tensor:
     """Set a note on a new latent, which no other code holds yet, and return it."""
-    setattr(latent, ATTRIBUTE, dict(note))
+    setattr(latent, NOTE, dict(note))
     return latent
 
 
 def found(latent: Any) -> dict[str, str]:
     """Return the note on a latent, or on a LatentFile; empty where there is none."""
-    return getattr(latent, ATTRIBUTE, {})
+    return getattr(latent, NOTE, {})
 
 
 def in_metadata(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from ...errors import CheckpointError, InputError, one_line
 from ...request import LatentLike, as_tensor, check_dense
 from ...system.finite import all_finite
 from ...system.words import many
-from ...system.writing import naming, replacing, stamp, write_tensors
+from ..output.writing import naming, replacing, stamp, write_tensors
 from . import latent_note
 
 if TYPE_CHECKING:

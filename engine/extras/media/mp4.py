@@ -21,9 +21,9 @@ from ...errors import InputError
 from ...request import FramesLike, as_frames, check_dense, check_range, iter_frames
 from ...system.finite import all_finite
 from ...system.hardware import cores
-from ...system.locks import held
-from ...system.patience import clear
-from ...system.writing import part_of, replacing, sweep, try_names, unwritable
+from ..output.locks import held
+from ..output.patience import clear
+from ..output.writing import part_of, replacing, sweep, try_names, unwritable
 from .fragments import Appended, scan
 from .mp4_finish import finish_file
 from .mp4_format import CODECS, NO_ALPHA, PIXELS, Format

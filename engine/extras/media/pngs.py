@@ -11,9 +11,9 @@ import torch
 
 from ...errors import InputError
 from ...request import check_dense, check_range
-from ...system.locks import held
-from ...system.patience import clear, remove, replace
-from ...system.writing import FRAME_NAME, IDENTITY, naming, put, refuse_foreign_files, replacing, try_names, unwritable
+from ..output.locks import held
+from ..output.patience import clear, remove, replace
+from ..output.writing import FRAME_NAME, IDENTITY, naming, put, refuse_foreign_files, replacing, try_names, unwritable
 from .clips import Frames
 from .mp4 import check_count, check_free, check_identity, part_of, to_integers
 

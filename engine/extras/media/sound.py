@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ... import log
 from ...errors import InputError
-from ...system.writing import naming
+from ..output.writing import naming
 from .streams import is_cover
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from ...kernels.prebuilt.errors import PrebuiltError
 from ...kernels.targets import MADE_WITH, Target, capabilities, prebuilt, target, triton_version
 from ...planning.cost import Rates
 from ...system.hardware import no_window
-from ...system.writing import write_json
-from ..eight_bit.store import cache_folder, keep, stored
+from ..output.cache import cache_folder, keep, stored
+from ..output.writing import write_json
 from .candidates import candidates
 
 FORMAT = 2

@@ -164,6 +164,15 @@ class Driver:
             now(function)  # else its code would be loaded by its first launch, which may be recorded
         return function.value or 0
 
+    def parameters(self, function: int) -> int:
+        """Return how many parameters a kernel takes; 0 where the driver does not tell (before CUDA 12.4)."""
+        ask = getattr(self._library, "cuFuncGetParamInfo", None)
+        handle, offset, size = ctypes.c_void_p(function), ctypes.c_size_t(), ctypes.c_size_t()
+        count = 0
+        while ask is not None and not ask(handle, ctypes.c_size_t(count), ctypes.byref(offset), ctypes.byref(size)):
+            count += 1
+        return count
+
     def launch(
         self, device: int, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, parameters: Any
     ) -> None:

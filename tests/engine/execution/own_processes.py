@@ -34,7 +34,7 @@ def without_a_compiler() -> subprocess.CompletedProcess[str]:
 
 def under_cuda_malloc_async() -> subprocess.CompletedProcess[str]:
     """The tests of graphs that are for the other allocator."""
-    tests = HERE.parent / "runtime" / "test_graphs_gpu.py"
+    tests = HERE.parent / "extras" / "graphs" / "test_graphs_gpu.py"
     return inner(tests, "other_one", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
 
 

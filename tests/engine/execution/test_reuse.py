@@ -3,6 +3,7 @@
 import pytest
 import torch
 from zerowaste_vae import Cancelled
+from zerowaste_vae.engine.execution.reuse import chunks_left
 from zerowaste_vae.engine.network.fused import FusedDecoder, FusedEncoder
 from zerowaste_vae.engine.system import devices
 
@@ -77,3 +78,16 @@ def test_cached_blocks(make_vae, noise, monkeypatch, fused):
         getattr(vae, work)(source)
         assert vae.last_report.mode.startswith("reference" if fused else "plain")
         assert len(emptied) == times, (work, times)
+
+
+@pytest.mark.parametrize(("clips", "latents", "done", "chunk", "left"), [
+    (0, 16, 0, 4, 1),  # a clip's start comes once
+    (2, 16, 0, 4, 3),
+    (0, 16, 4, 4, 3),
+    (1, 16, 4, 4, 6),
+    (0, 61, 60, 1, 1),
+    (0, 9, 1, 1, 1),  # neither start nor settled
+    (0, 9, 2, 1, 7),
+])  # fmt: skip
+def test_chunks_left(clips, latents, done, chunk, left):
+    assert chunks_left(clips, latents, done, chunk) == left

@@ -10,9 +10,9 @@ import pytest
 import torch
 from zerowaste_vae.engine.checkpoints import Checkpoint, read_checkpoint
 from zerowaste_vae.engine.errors import CheckpointError, InputError
+from zerowaste_vae.engine.extras.output.writing import write_tensors
 from zerowaste_vae.engine.families import ARCHITECTURES
 from zerowaste_vae.engine.loader import load
-from zerowaste_vae.engine.system.writing import write_tensors
 
 from .small import SMALL, small
 

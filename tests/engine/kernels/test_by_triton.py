@@ -17,9 +17,10 @@ def text(parameters):
     return f".version 8.7\n.visible .entry one(\n{declared}\n)\n.reqntid 256\n{{ ret; }}"
 
 
-def compiled(parameters=6, function=77, **meta):
-    meta = {"shared": 1024, "num_warps": 8, "global_scratch_size": 0, **meta}
-    return SimpleNamespace(metadata=SimpleNamespace(**meta), asm={"ptx": text(parameters)}, function=function)
+def compiled(parameters=6, function=77, texts=True, **meta):
+    meta = {"name": "one", "shared": 1024, "num_warps": 8, "global_scratch_size": 0, **meta}
+    asm = {"cubin": b"", "ptx": text(parameters)} if texts else {"cubin": b""}
+    return SimpleNamespace(metadata=SimpleNamespace(**meta), asm=asm, function=function)
 
 
 class Function:
@@ -41,7 +42,8 @@ class Function:
 def driver(monkeypatch):
     """Launches that reached the driver: (device, function, grid, threads, shared)."""
     seen = []
-    here = SimpleNamespace(launch=lambda *a: seen.append(a[:5]), in_context=lambda device: nullcontext())
+    here = SimpleNamespace(launch=lambda *a: seen.append(a[:5]), in_context=lambda device: nullcontext(),
+                           parameters={77: 6, 78: 5, 79: 0}.get)  # fmt: skip
     monkeypatch.setattr(module, "driver", lambda: here)
     monkeypatch.setattr(module, "_described", lambda: None)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 2, raising=False)
@@ -62,6 +64,15 @@ def test_later_launches_go_through_the_driver(driver, tensors):
     assert len(function.launched) == 1 and driver == [(2, 77, (n, 2), 256, 1024) for n in (1, 5)]
 
 
+def test_a_cache_without_texts(driver, tensors):
+    """As Triton's is under TRITON_STORE_BINARY_ONLY: the driver says what a kernel takes."""
+    function = Function(compiled(texts=False))
+    kernel = ByTriton(KERNEL, function)
+    for number in (16, 1, 5):
+        kernel[(number,)](*tensors, number, 0.5, **FIXED)
+    assert len(function.launched) == 1 and driver == [(2, 77, (n,), 256, 1024) for n in (1, 5)]
+
+
 def test_other_kernels_are_launched_by_triton_first(driver, tensors, monkeypatch):
     """Other types, constants and devices are other kernels."""
     function, (x, out) = Function(compiled()), tensors
@@ -78,6 +89,8 @@ def test_other_kernels_are_launched_by_triton_first(driver, tensors, monkeypatch
     "numbers that kernels differ by": Function(compiled(), specialised={2}),
     "nothing was launched, as while kernels are compiled ahead": Function(compiled(function=None)),
     "other parameters than ours": Function(compiled(parameters=5)),
+    "no text, and other parameters than ours": Function(compiled(texts=False, function=78)),
+    "no text, and a driver that does not tell": Function(compiled(texts=False, function=79)),
     "scratch memory": Function(compiled(global_scratch_size=128)),
     "clusters": Function(compiled(num_ctas=2)),
     "descriptors that nobody described": Function(compiled(tensordesc_meta=[None])),
@@ -121,12 +134,13 @@ def test_meta_tensors(driver, monkeypatch):
     assert len(function.launched) == 2 and not driver
 
 
-def test_no_driver(tensors, driver, monkeypatch):
+@pytest.mark.parametrize("texts", [True, False])
+def test_no_driver(tensors, driver, monkeypatch, texts):
     def none():
         raise PrebuiltError("NVIDIA has no CUDA driver for sunos")
 
     monkeypatch.setattr(module, "driver", none)
-    function = Function(compiled())
+    function = Function(compiled(texts=texts))
     kernel = ByTriton(KERNEL, function)
     for _ in range(2):
         kernel[(1,)](*tensors, 3, 0.5, **FIXED)

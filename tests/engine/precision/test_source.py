@@ -11,8 +11,8 @@ from zerowaste_vae.engine import load, log, read_checkpoint
 from zerowaste_vae.engine.execution import fused_pass
 from zerowaste_vae.engine.execution.staging import StagedReader
 from zerowaste_vae.engine.extras.eight_bit import store
+from zerowaste_vae.engine.extras.output.writing import replacing, write_text
 from zerowaste_vae.engine.runtime.context import ExecutionContext
-from zerowaste_vae.engine.system.writing import replacing, write_text
 
 from ..execution.faults import fail_calls
 

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ....kernels.prebuilt.driver import driver
-from ....system.writing import replacing
+from ...output.writing import replacing
 from .text import RatioError, Repeated, repeated
 
 #: Opcodes of what `mma.sync` becomes, the low 12 bits of an instruction: HMMA and IMMA.

@@ -25,7 +25,7 @@ from ....kernels.prebuilt.driver import driver
 from ....kernels.prebuilt.keys import SOURCES, Key
 from ....kernels.prebuilt.library import Entry, library
 from ....kernels.targets import Target, standing_in, under
-from ...eight_bit.store import cache_folder
+from ...output.cache import cache_folder
 from ..form import in_form, padded
 from .assemble import check, slowed
 from .text import KINDS, repeated

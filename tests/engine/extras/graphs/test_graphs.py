@@ -1,5 +1,6 @@
 """Recorded chunks: replayed where they fit and only there, equal bit by bit, gone when anything they read goes."""
 
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import torch
 from zerowaste_vae import Cancelled
 from zerowaste_vae.engine.execution import reuse as runs
 from zerowaste_vae.engine.extras.graphs import graph_rule, graphs
-from zerowaste_vae.engine.families import seedvr2, wan
+from zerowaste_vae.engine.families import kl, seedvr2, wan
 from zerowaste_vae.engine.families.minimax_h3.running.plans import Own
 from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.network.tiles import grid
@@ -22,6 +23,7 @@ from zerowaste_vae.engine.runtime.parking import Parking
 from zerowaste_vae.engine.vae import VideoVAE
 
 from ...execution.faults import forget_others, leftovers
+from ...families.small import SMALL
 from .fake_graph import FakeClock, FakeGraph
 
 OFF = DEFAULTS.switched(off=["cuda_graphs"])
@@ -161,7 +163,7 @@ def test_what_is_kept_is_dropped(both, noise, drop):
     for _ in range(2):
         vae.decode(z)
     held = KEPT.nbytes(CPU)
-    assert 0 < held == vae._fused.runs._latest.nbytes
+    assert 0 < held == vae._fused.runs._recorder._latest.nbytes
     before = vae._held("decoder")
     {
         "release": vae.release,
@@ -178,7 +180,7 @@ def test_what_is_kept_is_dropped(both, noise, drop):
 
 
 def test_large_memory_is_not_kept(vae, plain, noise, monkeypatch):
-    monkeypatch.setattr(graphs, "KEPT_BYTES", 1000)
+    monkeypatch.setattr(graph_rule, "KEPT_BYTES", 1000)
     z = noise(1, 16, 1, 1, 1)
     expected = plain.decode(z)
     for _ in range(2):
@@ -269,6 +271,41 @@ def test_idle_gpus_record_when_it_pays(vae, plain, noise, monkeypatch):
     # The third kind comes twice: it is compiled and timed in the first call, the others are timed in the second one.
     assert counts == [0, 2, 4]
     assert KEPT.nbytes(CPU) > 0
+
+
+@pytest.mark.parametrize(("latents", "busy", "counts", "kept"), [
+    (1, 9.0, [0, 0, 1, 1], True),
+    (1, 14.0, [0, 0, 1, 0], False),  # found out by the first replay
+    (4, 9.0, [0, 0, 0, 0], False),  # the GPU makes up for it while the host launches the next chunk
+])  # fmt: skip
+def test_a_call_of_one_chunk(vae, plain, noise, monkeypatch, latents, busy, counts, kept):
+    """Launched in 10 ms and done after 15: calls of one chunk are recorded if the GPU waits, others are not."""
+    ticks = itertools.count()
+    monkeypatch.setattr(graphs, "pays", graph_rule.pays)
+    monkeypatch.setattr(graph_rule, "perf_counter", lambda: 0.01 * next(ticks))
+    monkeypatch.setattr(FakeClock, "span", 15.0)
+    monkeypatch.setattr(FakeGraph, "busy", busy)
+    z = noise(1, 16, latents, 1, 1)
+    expected = plain.decode(z, chunk=1)
+    for count in counts:
+        assert torch.equal(vae.decode(z, chunk=1), expected)
+        assert replayed(vae) == (count, latents)
+    assert (KEPT.nbytes(CPU) > 0) is kept
+
+
+def test_pictures(noise):
+    """Flux's pictures, one a call and three a call, each twice: launched, then replayed."""
+    made, plain = build(kl.FLUX.build(SMALL["flux"]), kl.FLUX)
+    with torch.no_grad():
+        for p in made.model.parameters():
+            p.copy_(noise(*p.shape, seed=p.numel()) * 0.2)
+    for count in (1, 3):
+        z = noise(count, 16, 2, 3)
+        expected = plain.decode(z)
+        for _ in range(2):
+            assert torch.equal(made.decode(z), expected)
+        assert replayed(made)[0] == replayed(made)[1] > 0
+    made.release()
 
 
 def test_memory_for_another_thread(vae, plain, noise, monkeypatch):

@@ -116,6 +116,18 @@ def test_refused_text_is_one_line(code, log, words):
     assert len(library.cuCtxPopCurrent_v2.calls) == 1  # the thread's own context is back
 
 
+@pytest.mark.parametrize("taken", [0, 1, 6])
+def test_parameters_are_counted(taken):
+    """The driver refuses the first one that a kernel does not have."""
+    library = Library()
+    library.cuFuncGetParamInfo = Function(lambda handle, place, *_: int(handle.value != 7 or place.value >= taken))
+    assert Driver(library).parameters(7) == taken and Driver(library).parameters(8) == 0
+
+
+def test_a_driver_that_counts_no_parameters():
+    assert Driver(Library()).parameters(7) == 0
+
+
 @pytest.mark.parametrize("name", ["cuTensorMapEncodeTiled", "cuModuleLoadDataEx", "cuLaunchKernel", "cuInit"])
 def test_a_driver_without_a_function_is_named(name):
     with pytest.raises(PrebuiltError, match=f"NVIDIA's driver has no {name}: a newer driver has it"):

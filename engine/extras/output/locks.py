@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from ..errors import InputError
+from ...errors import InputError
 from .patience import patiently
 
 

@@ -14,12 +14,19 @@ import safetensors.torch
 import torch
 from safetensors.torch import load_file
 from zerowaste_vae.engine import InputError
-from zerowaste_vae.engine.extras.eight_bit.store import keep
 from zerowaste_vae.engine.extras.media.mp4 import Mp4Writer, write_mp4
 from zerowaste_vae.engine.extras.media.mp4_format import Format
 from zerowaste_vae.engine.extras.media.pngs import PngWriter, write_png_folder
-from zerowaste_vae.engine.system import patience
-from zerowaste_vae.engine.system.writing import Unplaced, check_target, replacing, unwritable, write_tensors, write_text
+from zerowaste_vae.engine.extras.output import patience
+from zerowaste_vae.engine.extras.output.cache import keep
+from zerowaste_vae.engine.extras.output.writing import (
+    Unplaced,
+    check_target,
+    replacing,
+    unwritable,
+    write_tensors,
+    write_text,
+)
 
 
 def test_check_target(tmp_path, monkeypatch):
@@ -154,7 +161,7 @@ def test_full_disk_leaves_nothing(tmp_path):
     program = """
 import resource, signal, sys, torch
 from zerowaste_vae.engine.extras.media.mp4 import write_mp4
-from zerowaste_vae.engine.system.writing import write_tensors
+from zerowaste_vae.engine.extras.output.writing import write_tensors
 from zerowaste_vae.engine.extras.media.mp4 import write_mp4
 from zerowaste_vae.engine.extras.media.pngs import write_png_folder
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import log
-from ..errors import InputError
+from ... import log
+from ...errors import InputError
 from .patience import clear, replace
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from zerowaste_vae.engine import InputError
 from zerowaste_vae.engine.extras.media.mp4 import Mp4Writer
 from zerowaste_vae.engine.extras.media.mp4_format import Format
 from zerowaste_vae.engine.extras.media.pngs import PngWriter
-from zerowaste_vae.engine.system.locks import held
+from zerowaste_vae.engine.extras.output.locks import held
 
 fcntl = pytest.importorskip("fcntl", reason="what Windows has is simulated on another system")
 BUSY = "another run is writing it; wait for it or choose another name"
@@ -72,7 +72,7 @@ if {system == "win32"}:
     from types import SimpleNamespace
     sys.platform, sys.modules["msvcrt"] = "win32", SimpleNamespace(
         LK_NBLCK=2, locking=lambda lock, mode, count: fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB))
-from zerowaste_vae.engine.system.locks import held
+from zerowaste_vae.engine.extras.output.locks import held
 lock = held(Path({str(part)!r}))
 lock.__enter__()
 os._exit(0)

@@ -9,9 +9,9 @@ import torch
 from zerowaste_vae.engine.extras.media.mp4 import Mp4Writer
 from zerowaste_vae.engine.extras.media.mp4_format import Format
 from zerowaste_vae.engine.extras.media.pngs import PngWriter, write_png_folder
-from zerowaste_vae.engine.system import patience
-from zerowaste_vae.engine.system.patience import WAITS, clear, remove, replace
-from zerowaste_vae.engine.system.writing import write_tensors
+from zerowaste_vae.engine.extras.output import patience
+from zerowaste_vae.engine.extras.output.patience import WAITS, clear, remove, replace
+from zerowaste_vae.engine.extras.output.writing import write_tensors
 
 
 class Scanner:
