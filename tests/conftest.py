@@ -90,16 +90,32 @@ def pytest_configure(config):
         config.pluginmanager.register(Passed(path), "passed")
 
 
+def core_tests():
+    """File -> its tests of the core, or those that are not, with a hyphen; all of them where none is named."""
+    lines = map(str.split, (ROOT / "tests" / "core.txt").read_text(encoding="utf-8").splitlines())
+    return {words[0]: words[1:] for words in lines if words and words[0] != "#"}
+
+
+def is_core(names, test):
+    if names is None:
+        return False
+    return f"-{test}" not in names if all(name[0] == "-" for name in names) else test in names
+
+
 def pytest_ignore_collect(collection_path, config):
-    """With `-m gpu`, files without such a test are not imported: 120 of 142, which takes longer than most GPU tests."""
-    if config.option.markexpr == "gpu" and collection_path.match("test_*.py"):
-        return "mark.gpu" not in collection_path.read_text(encoding="utf-8") or None
-    return None
+    """Files without a test of the mark are not imported, which takes longer than most tests."""
+    mark = config.option.markexpr if collection_path.match("test_*.py") else None
+    if mark == "core":
+        return collection_path.relative_to(ROOT).as_posix() not in core_tests() or None
+    return (mark == "gpu" and "mark.gpu" not in collection_path.read_text(encoding="utf-8")) or None
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest then groups what shares a fixture's parameter
 def pytest_collection_modifyitems(config, items):
-    path, seed = config.getoption("--passed"), config.getoption("--shuffle")
+    path, seed, core = config.getoption("--passed"), config.getoption("--shuffle"), core_tests()
+    for item in items:
+        if is_core(core.get(item.nodeid.partition("::")[0]), item.originalname):
+            item.add_marker("core")
     if path:
         given = getattr(config, "workerinput", None)
         known = set(given["passed"]) if given else config.pluginmanager.get_plugin("passed").names

@@ -17,9 +17,7 @@ import token_checks
 import torch
 from conv_checks import DEVICE, TOLERANCE, bordered, error
 from zerowaste_vae.engine.kernels.attention import attention
-from zerowaste_vae.engine.kernels.attention.reference import attention as reference_attention
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight, padded_channels
-from zerowaste_vae.engine.kernels.conv3d.dispatch import launch
 from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK
 from zerowaste_vae.engine.kernels.duplicate import duplicate
 from zerowaste_vae.engine.kernels.norm_act import Norm, Store, coefficients, norm_act, statistics
@@ -166,9 +164,9 @@ def beyond_32_bits() -> None:
         x = torch.randn(7, 2162, 3842, 64, device=DEVICE, dtype=torch.float16)
         weight = pack_weight(torch.randn(64, 64, 3, 3, 3, device=DEVICE) * (64 * 27) ** -0.5, torch.float16)
         whole = torch.empty(5, 2160, 3840, 64, device=DEVICE, dtype=torch.float16)
-        sums = launch(x, weight, whole, Geometry(), Epilogue(groups=32), 0, 2, here)
+        sums = conv3d.launch(here, x, weight, whole, epilogue=Epilogue(groups=32))
         alone = torch.empty_like(whole[:1])
-        one = launch(x[4:], weight, alone, Geometry(), Epilogue(groups=32), 0, 2, here)
+        one = conv3d.launch(here, x[4:], weight, alone, epilogue=Epilogue(groups=32))
         form = "bulk" if here.tma else f"sm_{here.sm}'s pointer"
         report(f"conv of {whole.numel():.2e} elements, {form} form", 0.0, 0.0,
                torch.equal(alone[0], whole[4]), torch.equal(one.data[0], sums.data[4]))
@@ -186,7 +184,7 @@ def beyond_32_bits() -> None:
 def attentions() -> None:
     q, k, v = (torch.randn(1, 129600, 512, device=DEVICE).half() for _ in range(3))
     rows = attention(q, k, v, backend="triton")[:, -300:]
-    report("attention 512 at 129600 tokens", error(rows, reference_attention(q[:, -300:], k, v)), 1e-3)
+    report("attention 512 at 129600 tokens", error(rows, attention.reference(q[:, -300:], k, v)), 1e-3)
     for head in (384, 512, 1024):
         for dtype in (torch.float16, torch.bfloat16):
             for tokens in (77, 1000, 3601):

@@ -20,7 +20,6 @@ from zerowaste_vae.engine.kernels.conv3d import (
     pack_weight,
     padded_channels,
 )
-from zerowaste_vae.engine.kernels.conv3d.dispatch import launch
 from zerowaste_vae.engine.kernels.conv3d.schedules import ROW_BLOCK, SCHEDULES, Schedule, fit, of_generation
 from zerowaste_vae.engine.kernels.targets import FP8, Target, target
 
@@ -65,7 +64,7 @@ def bordered(dtype: torch.dtype, slots: int, h: int, w: int, c: int) -> Tensor:
 
 DIRECT = Form("conv", bordered, pack_weight, lambda dtype: 0.025 if dtype == INT8 else 1.0,
               lambda x, top, n: x[:, top : top + n + 2],
-              lambda x, weight, out, told, on: launch(x, weight, out, Geometry(), told, 0, 2, on))  # fmt: skip
+              lambda x, weight, out, told, on: conv3d.launch(on, x, weight, out, epilogue=told))  # fmt: skip
 WINOGRAD = DIRECT._replace(name="winograd", pack=pack_tiles, scale=lambda dtype: 1.0)
 
 

@@ -1,7 +1,8 @@
 """Get from a clean clone to a running program: make a virtual environment, install, run.
 
     python3 tools/fresh.py demo --out demo_out     any zerowaste-vae command
-    python3 tools/fresh.py test                    the unit tests; more arguments go to pytest
+    python3 tools/fresh.py test                    the core of the tests
+    python3 tools/fresh.py test tests              all of them; more arguments go to pytest
 
 It needs Python 3.10 to 3.13 and pip's usual access to packages, nothing else. The environment is .venv in the
 repository (--venv DIR for another); once installed, later runs start at once.
@@ -41,7 +42,7 @@ def main() -> int:
             # those of several processes share a core.
             once = {"OMP_NUM_THREADS": "1", **os.environ}
             pytest = [python, "-m", "pytest", "-n", "auto", "--dist", "worksteal"]
-            return subprocess.call([*pytest, *args.arguments], cwd=ROOT, env=once)
+            return subprocess.call([*pytest, *(args.arguments or ["-m", "core"])], cwd=ROOT, env=once)
         return subprocess.call([python, "-m", "zerowaste_vae", args.command, *args.arguments])
     except subprocess.CalledProcessError as error:
         return _fail(f"this step failed, see above: {' '.join(map(str, error.cmd))}")

@@ -22,6 +22,7 @@ from triton._C.libtriton import ir, llvm
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST as ELEMENTS
 from triton.compiler import make_backend
+from zerowaste_vae.engine import families  # noqa: F401  their operators are known once they are imported
 from zerowaste_vae.engine.kernels.launching import function, source_of
 from zerowaste_vae.engine.kernels.prebuilt.keys import Key, aligned, takes
 

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
-from .prebuilt.keys import SOURCES
 from .targets import Target, using
+
+#: Kernel -> the module that has its source. Operators add theirs when they are imported.
+SOURCES: dict[str, str] = {}
 
 
 class Call(NamedTuple):
@@ -39,7 +41,7 @@ def launcher(kernel: str, here: Target) -> Kernel:
     """Return the launcher of a kernel under `here`: from its prebuilt set, or by Triton.
 
     Args:
-        kernel: its name in `prebuilt.keys.SOURCES`, such as "conv3d.conv_kernel".
+        kernel: its name in `SOURCES`, such as "conv3d.conv_kernel".
         here: the device as `targets.target` returns it. Launches go to the current device.
 
     Raises:
@@ -67,10 +69,30 @@ def recording(here: Target | None = None) -> Iterator[list[Call]]:
         _recording.reset(token)
 
 
+def register(module: str, *kernels: str) -> None:
+    """Note where the kernels of an operator have their source.
+
+    Args:
+        module: of the operator, whose folder is the first part of a kernel's name.
+        kernels: functions of kernels.py beside it, or "gluon.NAME" of another file.
+    """
+    package = module.rpartition(".")[0]
+    for kernel in kernels:
+        file, _, name = kernel.rpartition(".")
+        SOURCES[f"{package.rpartition('.')[2]}.{name}"] = f"{package}.{file or 'kernels'}"
+
+
 @functools.cache
 def function(kernel: str) -> Any:
-    """Return Triton's function of a kernel's name. Imports Triton."""
-    return getattr(importlib.import_module(f".{SOURCES[kernel]}", __package__), kernel.rpartition(".")[2])
+    """Return Triton's function of a kernel's name. Imports Triton.
+
+    Raises:
+        ModuleNotFoundError: it is a family's, and that is not imported.
+    """
+    folder, _, name = kernel.rpartition(".")
+    if kernel not in SOURCES:
+        importlib.import_module(f".{folder}", __package__)
+    return getattr(importlib.import_module(SOURCES[kernel]), name)
 
 
 def source_of(function: Any, signature: Any, constants: Any, attributes: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..extras.plain_memory.layouts import ByRules
-from ..kernels.attention import reference, torch_bytes
+from ..kernels.attention import attention, torch_bytes
 from ..network.architecture import Architecture, colours_of
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
 from ..network.program import Program
@@ -25,7 +25,7 @@ from .cost import Rates, Sizes
 from .dryrun import peak_bytes
 from .fusable import half_not_fused
 from .meta import meta_model
-from .plan import GRAPH_BYTES, one_step
+from .plan import one_step
 
 #: Bytes that operators allocate themselves in addition to the sums that a dry run counts (coefficients of norms,
 #: scales, a library's small buffers), with the reserve that a run keeps for them.
@@ -224,7 +224,7 @@ class FusedWalk:
             else:
                 count = math.prod(-(-n // side) for n in size) if side else 1
                 q, k, v = torch.empty(3, 1, tokens, network.attends, dtype=self.dtype, device=meta)
-                besides += peak_bytes(lambda: reference.attention(q, k, v))
+                besides += peak_bytes(lambda: attention.reference(q, k, v))
                 besides += (count - 1) * tokens * network.attends * self.dtype.itemsize  # other windows' results
         sizes = Sizes.of(run, self._rates)
         return replace(sizes, device=sizes.device + besides)

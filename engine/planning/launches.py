@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from ..families import own
-from ..kernels.attention import attention
-from ..kernels.attention.dispatch import FLASH_HEAD
+from ..kernels.attention import FLASH_HEAD, attention
 from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule
 from ..kernels.conv3d.tuned import Kind, offer
 from ..kernels.launching import Call, recording

@@ -13,10 +13,6 @@ from ..runtime.parking import Parking
 from ..system.memory import in_gb
 from ..system.words import REFERENCE, html_table, many
 
-#: Memory for recording: cuBLAS's workspace for a second stream (32 MiB on an H200), operators' temporaries in a pool
-#: of their own, and the graphs themselves; 46 MiB measured with two graphs.
-GRAPH_BYTES = 64 << 20
-
 
 class Own(Protocol):
     """What the plan of a family's own component holds in addition.

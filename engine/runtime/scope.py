@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..kernels.attention import reference
+from ..kernels.attention import attention
 from ..kernels.precision import fp32_math
 from ..kernels.settings import Setting
 from ..system.devices import current
@@ -98,5 +98,5 @@ class _PlainAttention(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention and len(args) == 3 and not kwargs:
             q, k, v = (t.flatten(0, -3) for t in args)
-            return reference.attention(q, k, v).reshape(args[0].shape)
+            return attention.reference(q, k, v).reshape(args[0].shape)
         return func(*args, **(kwargs or {}))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...kernels.conv3d import Epilogue, Geometry, Partials, Weight, dispatch
-from ...kernels.conv3d.reference import conv3d as reference
+from ...kernels.conv3d import Epilogue, Geometry, Partials, Weight, conv3d
 from ...kernels.conv3d.schedules import ROW_BLOCK, Schedule
 from ...kernels.conv3d.types import quantise_rows
 from ...kernels.targets import Target
@@ -43,11 +43,13 @@ class Problem:
 
     def launch(self, target: Target, schedule: Schedule) -> Partials | None:
         """Launch the call as in the middle of a clip."""
-        call = self.x, self.weight, self.out, self.geometry, self.epilogue, self.start
-        return dispatch.launch(*call, 2, target, schedule)
+        return conv3d.launch(target, self.x, self.weight, self.out, **self._how(), schedule=schedule)
 
     def reference(self, out: Tensor) -> Partials | None:
-        return reference(self.x, self.weight, out, self.geometry, self.epilogue, self.start, 2)
+        return conv3d.reference(self.x, self.weight, out, **self._how())
+
+    def _how(self) -> dict[str, Any]:
+        return {"geometry": self.geometry, "epilogue": self.epilogue, "start": self.start}
 
 
 def sized(layer: Layer) -> Layer:

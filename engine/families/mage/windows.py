@@ -15,8 +15,7 @@ from ...network.state import State
 from ...network.values import CAUSAL, Result, Size, Style, Sums, Work
 from ...runtime.context import ExecutionContext
 from ...runtime.weights import Attention as Packed
-from .kernels.mixing import unwindowed, windowed
-from .kernels.mixing.reference import places_in, windows_of
+from .kernels.mixing import places_in, unwindowed, windowed, windows_of
 
 
 class InWindows(SplitAttention):

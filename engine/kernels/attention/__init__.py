@@ -1,5 +1,5 @@
 """Single-head attention with large heads."""
 
-from .dispatch import attention, scratch_bytes, torch_bytes
+from .op import FLASH_HEAD, attention, scratch_bytes, torch_bytes
 
-__all__ = ["attention", "scratch_bytes", "torch_bytes"]
+__all__ = ["FLASH_HEAD", "attention", "scratch_bytes", "torch_bytes"]

@@ -1,6 +1,6 @@
 """3-D convolution over bordered channels-last buffers."""
 
-from .dispatch import conv3d
+from .op import conv3d
 from .reference import frames_of
 from .schedules import sums_bytes
 from .types import Balance, Epilogue, Geometry, Partials, Pixels, Weight, pack_weight, padded_channels

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201, ANN202
-"""The convolution of `triton.py` for cards without wgmma and tcgen05, in Triton's lower-level language (Gluon).
+"""The convolution of `kernels.py` for cards without wgmma and tcgen05, in Triton's lower-level language (Gluon).
 
 Triton's own pipeline reads all operands of a step into registers before it lets the next copy start, and its warps meet
 two to five times a step. Here they meet once: copies into one of STAGES buffers are started, and the next operands are
@@ -18,6 +18,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+
+from .arguments import NUMBERS
 
 
 @gluon.constexpr_function
@@ -157,11 +159,7 @@ def _fragments(buffers, one: gl.constexpr, part: gl.constexpr, KS: gl.constexpr,
     return a, w, t
 
 
-@gluon.jit(do_not_specialize=[
-    "slots", "start", "in_frame", "in_pitch", "origin", "height", "width", "pitch", "row_block", "block_tiles",
-    "frame_tiles", "tiles", "first", "drop", "first_row", "last_row",
-    "out_t", "out_y", "out_x", "res_t", "res_y", "res_x",
-])
+@gluon.jit(do_not_specialize=NUMBERS)
 def mma_kernel(
     a, w, out, res, bias, scale, partials, health, act_scale, gain, offset, low, high,
     slots, start, in_frame, in_pitch, origin, height, width, pitch, row_block, block_tiles, frame_tiles, tiles,

@@ -11,6 +11,8 @@ from .schedules import ROW_BLOCK
 from .types import Epilogue, Geometry, Partials, Pixels, Weight, stat_span
 from .winograd2d import reference as tiles
 
+_PLAIN, _NOTHING = Geometry(), Epilogue()
+
 
 def cast(values: Tensor, dtype: torch.dtype, fmt: Pixels | None) -> Tensor:
     """Convert float32 to `dtype` through an output format, if there is one."""
@@ -72,9 +74,9 @@ def border_bias(table: Tensor, phase: tuple[int, int], size: tuple[int, int], ge
     return table[0] + at_row * table[1] + at_col * table[2] + at_row * at_col * table[3]
 
 
-def conv3d(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int = 0,
-           first: int = 2) -> Partials | None:
-    """Do the same as dispatch.conv3d. `out` is written last, when no allocation can fail any more: it may be the
+def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAIN, epilogue: Epilogue = _NOTHING,
+           start: int = 0, first: int = 2, **_: object) -> Partials | None:  # fmt: skip
+    """Do the same as op.conv3d. `out` is written last, when no allocation can fail any more: it may be the
     residual too, and a call that ran out of memory must be repeatable."""
     pt, py, px = weight.phases
     drop = int(weight.folded > 0 and first == 0)

@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
+from .arguments import NUMBERS
 from .gluon import _base, _buffers, _copies, _finish, _piece, _rows_from, _swizzled, _weights
 
 
@@ -102,11 +103,7 @@ def _stacked(sums, first: gl.constexpr, COUNT: gl.constexpr):
         return gl.reshape(sums[first], [M // 16, 16, N])
 
 
-@gluon.jit(do_not_specialize=[
-    "slots", "start", "in_frame", "in_pitch", "origin", "height", "width", "pitch", "row_block", "block_tiles",
-    "frame_tiles", "tiles", "first", "drop", "first_row", "last_row",
-    "out_t", "out_y", "out_x", "res_t", "res_y", "res_x",
-])
+@gluon.jit(do_not_specialize=NUMBERS)
 def taps_kernel(
     a, w, out, res, bias, scale, partials, health, act_scale, gain, offset, low, high,
     slots, start, in_frame, in_pitch, origin, height, width, pitch, row_block, block_tiles, frame_tiles, tiles,

@@ -1,5 +1,5 @@
 """Upsampling that doubles frames, rows and columns by repeating channels."""
 
-from .dispatch import duplicate
+from .op import duplicate
 
 __all__ = ["duplicate"]

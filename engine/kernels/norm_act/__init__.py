@@ -1,6 +1,6 @@
 """Normalise, activate, quantise and pad in one pass."""
 
-from .dispatch import coefficients, norm_act, statistics
+from .op import coefficients, norm_act, statistics
 from .types import Condition, Norm, Store, latent_of_frame
 
 __all__ = ["Condition", "Norm", "Store", "coefficients", "latent_of_frame", "norm_act", "statistics"]

@@ -15,7 +15,7 @@ def statistics(x: Tensor, groups: int) -> Partials:
     return partial_sums(x, groups)
 
 
-def coefficients(partials: Partials, norm: Norm, positions: int, health: Tensor | None = None) -> Tensor:
+def coefficients(partials: Partials, norm: Norm, positions: int, *, health: Tensor | None = None) -> Tensor:
     """Return coefficients c [D, 2, C] float32: y = x * c[:, 0] + c[:, 1]. `positions` is H * W of the whole frame."""
     note(health, partials.data)
     d, _, columns, _ = partials.data.shape
@@ -65,7 +65,7 @@ def norm_act(
     x: Tensor, norm: Norm, coefs: Tensor | None, store: Store, buffer: Tensor, slot: int, border: int, first: int,
     health: Tensor | None = None, affine: Tensor | None = None,
 ) -> None:
-    """Do the same as dispatch.norm_act, frame by frame so that the fp32 copies stay small. affine: [h, w, 2C] of a
+    """Do the same as op.norm_act, frame by frame so that the fp32 copies stay small. affine: [h, w, 2C] of a
     conditioned norm, for all frames."""
     c, w = x.shape[3], x.shape[2]
     rows = buffer.shape[1]

@@ -16,49 +16,6 @@ TYPES = {
 }  # fmt: skip
 _POINTERS = {dtype: f"*{name}" for dtype, name in TYPES.items()}
 
-#: Kernel -> the module that has its source, below `engine.kernels`; with a dot before it, below `engine`.
-SOURCES = {
-    "attention.gather_kernel": "attention.triton",
-    "attention.merge_kernel": "attention.triton",
-    "attention.scores_kernel": "attention.triton",
-    "attention.values_kernel": "attention.triton",
-    "blocks.added_kernel": ".families.ltx_diffusion.kernels.blocks.triton",
-    "blocks.feed_kernel": ".families.ltx_diffusion.kernels.blocks.feed",
-    "blocks.gated_kernel": ".families.ltx_diffusion.kernels.blocks.triton",
-    "blocks.narrow_added_kernel": ".families.ltx_diffusion.kernels.blocks.narrow",
-    "blocks.narrow_gated_kernel": ".families.ltx_diffusion.kernels.blocks.narrow",
-    "blocks.narrow_projected_kernel": ".families.ltx_diffusion.kernels.blocks.narrow",
-    "blocks.projected_kernel": ".families.ltx_diffusion.kernels.blocks.triton",
-    "blocks.turned_kernel": ".families.ltx_diffusion.kernels.blocks.triton",
-    "blocks.wide_gated_kernel": ".families.ltx_diffusion.kernels.blocks.gluon",
-    "blocks.wide_projected_kernel": ".families.ltx_diffusion.kernels.blocks.gluon",
-    "conv3d.conv_kernel": "conv3d.triton",
-    "conv3d.mma_kernel": "conv3d.gluon",
-    "conv3d.taps_kernel": "conv3d.taps",
-    "duplicate.duplicate_kernel": "duplicate.triton",
-    "mixing.gates_kernel": ".families.mage.kernels.mixing.triton",
-    "mixing.layer_normed_kernel": ".families.mage.kernels.mixing.triton",
-    "mixing.mixed_kernel": ".families.mage.kernels.mixing.triton",
-    "mixing.windows_kernel": ".families.mage.kernels.mixing.triton",
-    "neighbourhood.neighbourhood_kernel": ".families.ltx_diffusion.kernels.neighbourhood.triton",
-    "neighbourhood.wide_neighbourhood_kernel": ".families.ltx_diffusion.kernels.neighbourhood.gluon",
-    "norm_act.coefficients_kernel": "norm_act.triton",
-    "norm_act.conditioned_kernel": "norm_act.conditioned",
-    "norm_act.norm_act_kernel": "norm_act.triton",
-    "norm_act.statistics_kernel": "norm_act.triton",
-    "patch_pixels.patch_kernel": ".families.mage.kernels.patch_pixels.triton",
-    "probe.doubling_kernel": "probe.triton",
-    "to_pixels.columns_kernel": "to_pixels.triton",
-    "to_pixels.gather_kernel": "to_pixels.triton",
-    "tokens.attended_kernel": "tokens.triton",
-    "tokens.gated_kernel": "tokens.triton",
-    "tokens.normalised_kernel": "tokens.triton",
-    "tokens.product_kernel": "tokens.triton",
-    "tokens.rotated_kernel": "tokens.triton",
-    "tokens.rounded_kernel": "tokens.triton",
-    "tokens.summed_kernel": "tokens.triton",
-}
-
 
 class Key(NamedTuple):
     """One compiled kernel. constants: constexprs, num_warps and num_stages, sorted by name, booleans as 0 and 1. types:
@@ -83,7 +40,7 @@ def key(kernel: str, args: Sequence[Any], constants: Mapping[str, Any]) -> Key:
     """Return the key of a launch.
 
     Args:
-        kernel: a name from `SOURCES`.
+        kernel: a name from `launching.SOURCES`.
         args: what the kernel gets by position: tensors, descriptors (anything with `base` and `block_shape`), ints and
             floats.
         constants: what it gets by name, with num_warps and num_stages.

@@ -8,6 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..targets import FP8
+
+#: The largest number of an 8-bit type; the largest value of a row is scaled to it.
+LIMITS = {FP8: 448.0, torch.int8: 127.0}
 #: The scale of a row of zeros.
 LEAST_SCALE = 1e-12
 
@@ -27,12 +31,13 @@ def turned(values: Tensor, group: int) -> Tensor:
     return (values.view(-1, group) @ hadamard(group).to(values.device)).view(values.shape)
 
 
-def store(values: Tensor, out: Tensor, scales: Tensor | None, limit: float, turn: int = 0) -> None:
+def store(values: Tensor, out: Tensor, scales: Tensor | None, turn: int = 0) -> None:
     """Store fp32 [R, D] into `out`; in 8 bit, `turned` first where `turn` is not 0, so that a row's largest becomes
-    `limit`, with its scale into `scales` [R]: NaN where a value is not finite."""
+    the type's of `LIMITS`, with its scale into `scales` [R]: NaN where a value is not finite."""
     if scales is None:
         out.copy_(values)
         return
+    limit = LIMITS[out.dtype]
     values = turned(values, turn) if turn else values
     torch.div(values.abs().amax(1), limit, out=scales).clamp_min_(LEAST_SCALE)
     scales.masked_fill_(~scales.isfinite(), torch.nan)
@@ -41,13 +46,13 @@ def store(values: Tensor, out: Tensor, scales: Tensor | None, limit: float, turn
 
 
 def normalised(
-    x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None, limit: float, y: Tensor | None,
-    scale: Tensor | None, turn: int = 0,
+    x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None = None, *, y: Tensor | None = None,
+    scale: Tensor | None = None, turn: int = 0,
 ) -> None:  # fmt: skip
     if y is not None:
         x.copy_(torch.addcmul(x.float(), y.float(), scale.float()))
     wide = x.float()
-    store(wide * (wide.square().mean(1, keepdim=True) + eps).rsqrt() * weight.float(), out, scales, limit, turn)
+    store(wide * (wide.square().mean(1, keepdim=True) + eps).rsqrt() * weight.float(), out, scales, turn)
 
 
 def rotated(qkv: Tensor, turns: Tensor, head: int, eps: float) -> None:
@@ -61,8 +66,8 @@ def rotated(qkv: Tensor, turns: Tensor, head: int, eps: float) -> None:
     heads[:, :, :2] = torch.cat((a * cos - b * sin, a * sin + b * cos, wide[..., 2 * half :]), 3)
 
 
-def gated(x: Tensor, out: Tensor, scales: Tensor | None, limit: float, turn: int = 0) -> None:
-    store(_gated(*x.float().chunk(2, 1)), out, scales, limit, turn)
+def gated(x: Tensor, out: Tensor, scales: Tensor | None = None, *, turn: int = 0) -> None:
+    store(_gated(*x.float().chunk(2, 1)), out, scales, turn)
 
 
 def _gated(gate: Tensor, value: Tensor) -> Tensor:
@@ -71,13 +76,13 @@ def _gated(gate: Tensor, value: Tensor) -> Tensor:
 
 
 def rounded(
-    x: Tensor, out: Tensor, scales: Tensor | None, limit: float, turn: int = 0, zeroed: bool = False
-) -> None:  # fmt: skip
-    store(x.float().masked_fill(x.isnan(), 0.0) if zeroed else x.float(), out, scales, limit, turn)
+    x: Tensor, out: Tensor, scales: Tensor | None = None, *, turn: int = 0, zeroed: bool = False
+) -> None:
+    store(x.float().masked_fill(x.isnan(), 0.0) if zeroed else x.float(), out, scales, turn)
 
 
 def summed(
-    sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor, pairs: bool = False,
+    sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, out: Tensor, *, pairs: bool = False,
     scale: Tensor | None = None,
 ) -> None:  # fmt: skip
     wide = sums.float() * rows[:, None] * columns + bias.float()

@@ -11,7 +11,7 @@ from zerowaste_vae import load
 from zerowaste_vae.engine import log
 from zerowaste_vae.engine.extras.graphs import graphs
 from zerowaste_vae.engine.kernels import targets
-from zerowaste_vae.engine.kernels.probe import dispatch
+from zerowaste_vae.engine.kernels.probe import op
 from zerowaste_vae.engine.planning import budget as memory
 from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.runtime import context as run_module
@@ -227,7 +227,7 @@ def test_failing_kernel(vae, noise, monkeypatch, lacking):
     z = noise(*SIZE)
     expected, lacked = vae.decode(z, chunk=1), list(lacking)
     monkeypatch.setattr(targets, "_off", {})
-    monkeypatch.setattr(dispatch, "_tried", set(dispatch._tried))
+    monkeypatch.setattr(op, "_tried", set(op._tried))
     space, original, calls = {"__name__": "triton.compiler.fake"}, run_module.to_pixels, []
     exec("def fail():\n    raise RuntimeError('PassManager::run failed')", space)
 

@@ -7,7 +7,7 @@ import torch
 from zerowaste_vae import load
 from zerowaste_vae.engine.execution import components
 from zerowaste_vae.engine.kernels import targets
-from zerowaste_vae.engine.kernels.conv3d import dispatch
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, conv3d
 from zerowaste_vae.engine.kernels.conv3d.winograd2d import launch as form
 from zerowaste_vae.engine.kernels.prebuilt import launch
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
@@ -58,16 +58,18 @@ def test_a_driver_that_refuses_it(card, make_vae_file, noise, monkeypatch, caplo
         one.options = one.options.switched(off=["winograd"])
     expected = direct.decode(z)
     vae.options, other.options = DEFAULTS, DEFAULTS.switched(on=["winograd"])
-    driver, reference = Driver(what), dispatch.reference.conv3d
+    driver, reference = Driver(what), conv3d.reference
     monkeypatch.setattr(launch, "driver", lambda: driver)
     monkeypatch.setattr(launch, "_loaded", {})
     monkeypatch.setattr(form, "driver", lambda: driver)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
 
-    def conv3d(x, weight, *of):
-        return form.launch(x, weight, *of[:-1]) if weight.tiles else reference(x, weight, *of)
+    def instead(x, weight, out, *, geometry=Geometry(), epilogue=Epilogue(), start=0, **more):  # noqa: B008
+        if weight.tiles:
+            return form.launch(x, weight, out, geometry, epilogue, start)
+        return reference(x, weight, out, geometry=geometry, epilogue=epilogue, start=start, **more)
 
-    monkeypatch.setattr(dispatch.reference, "conv3d", conv3d)
+    monkeypatch.setattr(conv3d, "reference", instead)
     assert torch.equal(vae.decode(z), expected) and len(driver.asked) == 1
     why = {"load": "a PTX JIT compilation failed", "launch": "too many resources requested"}[what]
     off = dict(vae.last_report.off)

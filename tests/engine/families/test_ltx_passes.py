@@ -25,8 +25,7 @@ from zerowaste_vae.engine.families.ltx_diffusion import (
 )
 from zerowaste_vae.engine.families.ltx_diffusion.diffusion import NeighbourDecoder, Sampling, Stage
 from zerowaste_vae.engine.families.ltx_diffusion.kernels.blocks import angles
-from zerowaste_vae.engine.families.ltx_diffusion.kernels.blocks import dispatch as blocks
-from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood import dispatch as neighbourhood
+from zerowaste_vae.engine.kernels import operators
 from zerowaste_vae.engine.kernels.targets import interpreted
 from zerowaste_vae.engine.network.state import State
 from zerowaste_vae.engine.network.steps import Steps
@@ -92,7 +91,7 @@ def test_bits_of_kernels(noise, monkeypatch, precision):
     vae, _ = small(width=32, blocks=2, precision=precision)
     z, launched = noise(1, 16, 1, 2, 2), []
     expected = vae.decode(z)
-    for module in (blocks, neighbourhood, block_weights):
+    for module in (operators, block_weights):
         there = module.kernels_for
         monkeypatch.setattr(module, "kernels_for", lambda device, backend, there=there: launched.append(1) or there(
             device, "triton" if device.type == "cpu" else backend))  # fmt: skip

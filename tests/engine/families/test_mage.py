@@ -9,7 +9,7 @@ from zerowaste_vae import load
 from zerowaste_vae.engine.execution import reuse
 from zerowaste_vae.engine.extras.graphs import graphs
 from zerowaste_vae.engine.families import by_file, detect, latent_space, mage, renamed
-from zerowaste_vae.engine.families.mage.kernels.mixing.reference import places_in, windows_of
+from zerowaste_vae.engine.families.mage.kernels.mixing import places_in, windows_of
 from zerowaste_vae.engine.kernels.attention import scratch_bytes
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae.engine.families.mage.kernels import patch_pixels
 from zerowaste_vae.engine.families.mage.kernels.mixing import blocks, gates, layer_normed, mixed, unwindowed, windowed
-from zerowaste_vae.engine.families.mage.kernels.patch_pixels import reference
+from zerowaste_vae.engine.families.mage.kernels.patch_pixels import patch_pixels
 from zerowaste_vae.engine.kernels.to_pixels import RAW
 from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.runtime.parking import Parking
@@ -124,6 +123,6 @@ def test_pixels(end):
     torch.manual_seed(0)
     features = torch.randn(1, 9, 11, 768, device=DEVICE).to(end.dtype)
     outs = [torch.empty(1, 144, 176, 3, device=DEVICE) for _ in range(2)]
-    patch_pixels.patch_pixels(features, end, 1e-6, outs[0], pixels=RAW, backend="triton")
-    reference.patch_pixels(features, end, 1e-6, outs[1], RAW, None)
+    patch_pixels(features, end, 1e-6, outs[0], pixels=RAW, backend="triton")
+    patch_pixels.reference(features, end, 1e-6, outs[1], pixels=RAW)
     assert (outs[0] - outs[1]).std() < BOUNDS[end.dtype] * outs[1].std()

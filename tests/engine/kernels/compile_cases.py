@@ -22,15 +22,12 @@ from zerowaste_vae.engine.extras.tuning.candidates import candidates
 from zerowaste_vae.engine.extras.tuning.layers import Layer, layers
 from zerowaste_vae.engine.extras.tuning.problem import problem
 from zerowaste_vae.engine.families import ARCHITECTURES
-from zerowaste_vae.engine.kernels.attention import dispatch as attention
-from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, padded_channels
-from zerowaste_vae.engine.kernels.conv3d import dispatch as conv
-from zerowaste_vae.engine.kernels.duplicate import dispatch as duplicate
-from zerowaste_vae.engine.kernels.norm_act import Condition, Norm, Store
-from zerowaste_vae.engine.kernels.norm_act import dispatch as norm_act
+from zerowaste_vae.engine.kernels.attention import attention
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, conv3d, padded_channels
+from zerowaste_vae.engine.kernels.duplicate import duplicate
+from zerowaste_vae.engine.kernels.norm_act import Condition, Norm, Store, norm_act
 from zerowaste_vae.engine.kernels.targets import FP8, Target, capabilities, triton_version
-from zerowaste_vae.engine.kernels.to_pixels import BYTES, UNIT
-from zerowaste_vae.engine.kernels.to_pixels import dispatch as to_pixels
+from zerowaste_vae.engine.kernels.to_pixels import BYTES, to_pixels
 from zerowaste_vae.engine.options import Options
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
 
@@ -59,7 +56,7 @@ def conv_calls(here: Target, dtype: torch.dtype, stage: tuple[int, int, int], *,
     epilogue = Epilogue(bias, out if shared and residual else None, 0 if plain else 32, half_accumulate=fast)
     with cross_compile.recorded(*CONV) as calls:
         place = Geometry(stride, (1, 1) if stride[1] == 2 else (0, 0))
-        conv.launch(x, weight, out, place, epilogue, 0, 2, here)
+        conv3d.launch(here, x, weight, out, geometry=place, epilogue=epilogue)
     return calls
 
 
@@ -77,7 +74,8 @@ def wan_calls(
     residual = None if still and (up or stride > 1) else out
     epilogue = Epilogue(meta(rows), residual, 32 if still else 0, half_accumulate=dtype == FP8)
     with cross_compile.recorded(*CONV) as calls:
-        conv.launch(meta(4, h + 2, w + 2, c, dtype=dtype), weight, out, geometry, epilogue, 0, 2, here)
+        x = meta(4, h + 2, w + 2, c, dtype=dtype)
+        conv3d.launch(here, x, weight, out, geometry=geometry, epilogue=epilogue)
     return calls
 
 
@@ -115,7 +113,7 @@ def depth_calls(here: Target, c: int, k: int, phases: tuple[int, int, int], kern
     out = meta(2 * phases[0], h * phases[1], w * phases[2], k, dtype=BF16)
     epilogue = Epilogue(meta(rows), out if edge else None)
     with cross_compile.recorded(*CONV) as calls:
-        conv.launch(meta(4, h + edge, w + edge, c, dtype=BF16), weight, out, Geometry(), epilogue, 0, 2, here)
+        conv3d.launch(here, meta(4, h + edge, w + edge, c, dtype=BF16), weight, out, epilogue=epilogue)
     return calls
 
 
@@ -153,7 +151,7 @@ def duplicate_calls():
     with cross_compile.recorded("duplicate.duplicate_kernel") as calls:
         for k, frames, first in ((128, 1, True), (512, 2, False)):
             out = meta(4 * frames, 720, 1280, k, dtype=HALF)
-            duplicate.duplicate(meta(4, 360, 640, 256, dtype=HALF), out, frames=frames, samples_first=first)
+            duplicate(meta(4, 360, 640, 256, dtype=HALF), out, frames=frames, samples_first=first)
     return calls
 
 
@@ -161,8 +159,8 @@ def conditioned_calls(dtype: torch.dtype):
     condition = Condition(meta(16, 256), meta(256), 4, meta(13, 90, 160, 16), 0, meta(90 * 160, 256))
     norm = Norm(weight=meta(128), bias=meta(128), per_chunk=True, condition=condition)
     with cross_compile.recorded("norm_act.conditioned_kernel") as calls:
-        norm_act.norm_act(meta(4, 720, 1280, 128, dtype=BF16), norm, meta(6, 722, 1282, 128, dtype=dtype),
-                          store=Store(scale=0.05))  # fmt: skip
+        x, buffer = meta(4, 720, 1280, 128, dtype=BF16), meta(6, 722, 1282, 128, dtype=dtype)
+        norm_act(x, norm, buffer, store=Store(scale=0.05))
     return calls
 
 
@@ -172,25 +170,25 @@ def norm_calls(dtype: torch.dtype):
     names = ("norm_act.statistics_kernel", "norm_act.coefficients_kernel", "norm_act.norm_act_kernel")
     with cross_compile.recorded(*names) as calls:
         health = {"health": torch.empty((), device="meta")}
-        norm_act.norm_act(x, norm, meta(6, 722, 1282, 128, dtype=dtype), store=Store(scale=0.05), **health)
-        norm_act.norm_act(x, Norm("l2", meta(128)), meta(6, 722, 1282, 128, dtype=dtype), coefs=coefs, **health)
+        norm_act(x, norm, meta(6, 722, 1282, 128, dtype=dtype), store=Store(scale=0.05), **health)
+        norm_act(x, Norm("l2", meta(128)), meta(6, 722, 1282, 128, dtype=dtype), coefs=coefs, **health)
         copy = Store(silu=False, scale=0.05)
-        norm_act.norm_act(x, Norm("none"), meta(6, 722, 1282, 128, dtype=dtype), store=copy, **health)
+        norm_act(x, Norm("none"), meta(6, 722, 1282, 128, dtype=dtype), store=copy, **health)
         # Wan's: bf16, an int8 buffer balanced by a gain, a width that is no power of two
         wide = meta(6, 722, 1282, padded_channels(96, dtype), dtype=dtype)
         store = Store(scale=0.05, gain=meta(96) if dtype == INT8 else None)
-        norm_act.norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store, **health)
+        norm_act(meta(4, 720, 1280, 96, dtype=BF16), Norm("l2", meta(96)), wide, store=store, **health)
         timed = Norm("rms", meta(128), meta(128))
         reflected = Store(border="reflect", scale=0.05)
-        norm_act.norm_act(x, timed, meta(6, 722, 1282, 128, dtype=dtype), store=reflected, **health)
+        norm_act(x, timed, meta(6, 722, 1282, 128, dtype=dtype), store=reflected, **health)
     return calls
 
 
 def pixel_calls(here: Target, channels: int, kt: int = 3):
-    packed = meta((4 if kt == 3 else 1) * to_pixels.COLUMNS, channels, dtype=HALF)
+    weight = Weight(meta(3, kt * 9 * channels, dtype=HALF), channels, 3, (kt, 3, 3))
     with cross_compile.recorded("to_pixels.columns_kernel", "to_pixels.gather_kernel") as calls:
-        to_pixels.launch(meta(6, 722, 1282, channels, dtype=HALF), packed, meta(3),
-                         meta(4, 720, 1280, 3, dtype=torch.uint8), kt, UNIT, 0, here, health=meta(1))
+        x, out = meta(6, 722, 1282, channels, dtype=HALF), meta(4, 720, 1280, 3, dtype=torch.uint8)
+        to_pixels.launch(here, x, weight, meta(3), out, health=meta(1))
     return calls[:2]
 
 
@@ -199,7 +197,7 @@ def patch_calls(here: Target):
     weight, x = Weight(meta(12, 27 * 256, dtype=BF16), 256, 12, (3, 3, 3)), meta(4, 362, 642, 256, dtype=BF16)
     epilogue = Epilogue(meta(12), pixels=BYTES, health=meta(1))
     with cross_compile.recorded(*CONV) as calls:
-        conv.launch(x, weight, meta(2, 360, 640, 12, dtype=torch.uint8), Geometry(), epilogue, 0, 2, here)
+        conv3d.launch(here, x, weight, meta(2, 360, 640, 12, dtype=torch.uint8), epilogue=epilogue)
     return calls
 
 
@@ -207,7 +205,7 @@ def attention_calls(here: Target, head: int, tokens: int = 14400):
     """Call attention of a frame of 1280x720; in 3840x2160 the second product is cut into parts."""
     q = meta(2, tokens, head, dtype=HALF)
     with cross_compile.recorded() as calls:
-        attention.launch(q, q, q, here)
+        attention.launch(here, q, q, q)
     names = ATTENTION if tokens > 14400 else ATTENTION[:3]
     return zip(names, calls[: len(names)], strict=True)
 

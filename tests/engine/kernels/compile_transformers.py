@@ -6,15 +6,13 @@ import itertools
 
 import cross_compile
 import torch
-from zerowaste_vae.engine.families.ltx_diffusion.kernels.blocks import dispatch as blocks
-from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood import Window
-from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood import dispatch as neighbourhood
-from zerowaste_vae.engine.families.mage.kernels.mixing import dispatch as mixing
-from zerowaste_vae.engine.families.mage.kernels.patch_pixels import PatchNetwork
-from zerowaste_vae.engine.families.mage.kernels.patch_pixels import dispatch as patch_pixels
+from zerowaste_vae.engine.families.ltx_diffusion.kernels import blocks
+from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood import Window, neighbourhood
+from zerowaste_vae.engine.families.mage.kernels import mixing
+from zerowaste_vae.engine.families.mage.kernels.patch_pixels import PatchNetwork, patch_pixels
+from zerowaste_vae.engine.kernels import tokens
 from zerowaste_vae.engine.kernels.targets import FP8, Target, using
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, UNIT
-from zerowaste_vae.engine.kernels.tokens import dispatch as tokens
 
 HALF, BF16, INT8 = torch.float16, torch.bfloat16, torch.int8
 
@@ -94,7 +92,7 @@ def pixel_network_calls(here: Target):
     with cross_compile.recorded() as calls, using(here):
         for pixels, kind in ((UNIT, torch.float32), (BYTES, torch.uint8)):
             x, out = meta(1, 64, 64, 768, dtype=BF16), meta(1, 1024, 1024, 3, dtype=kind)
-            patch_pixels.patch_pixels(x, weights, 1e-6, out, pixels=pixels, health=meta(1))
+            patch_pixels(x, weights, 1e-6, out, pixels=pixels, health=meta(1))
     return calls
 
 
@@ -106,7 +104,7 @@ def wide_calls(here: Target):
     names = "blocks.wide_gated_kernel", "blocks.wide_projected_kernel", "neighbourhood.wide_neighbourhood_kernel"
     with cross_compile.recorded(*names, "blocks.feed_kernel") as calls:
         window = Window((11, 11, 11), 20, 1 << 30)
-        neighbourhood.launch(q, keys[..., 0, :, :], keys[..., 1, :, :], window, here, out=q)
+        neighbourhood.launch(here, q, keys[..., 0, :, :], keys[..., 1, :, :], window, out=q)
         with using(here):
             blocks.gated_product(rows, weight, biases, 1e-6, meta(112640, 1024, dtype=BF16), backend="triton")
             for kind, out in itertools.product((BF16, INT8, FP8), ("queries", "keys")):

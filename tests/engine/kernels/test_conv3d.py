@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from zerowaste_vae.engine.kernels import operators
 from zerowaste_vae.engine.kernels.attention import schedules as attention
 from zerowaste_vae.engine.kernels.conv3d import (
     Epilogue,
     Geometry,
     Partials,
     conv3d,
-    dispatch,
     pack_weight,
     schedules,
 )
@@ -150,7 +150,7 @@ def test_store(interpreter):
 ], ids=str)  # fmt: skip
 def test_forms_of_other_generations(interpreter, monkeypatch, dtype, sm, fast, limit):
     """Pointers instead of bulk copies, promoted fp16 sums, block scales (where the interpreter can)."""
-    monkeypatch.setattr(dispatch, "kernels_for", always(capabilities("other", sm, (3, 6))))
+    monkeypatch.setattr(operators, "kernels_for", always(capabilities("other", sm, (3, 6))))
     small = schedules.Schedule(positions=32, columns=32, depth=32, warps=4, stages=2)
     tiles = dict.fromkeys(schedules.SCHEDULES[90], small)
     monkeypatch.setattr(schedules, "SCHEDULES", {sm: tiles})
@@ -274,7 +274,7 @@ def test_two_tiles_of_one_program_make_odd_widths(interpreter, dtype, phases, k,
 def test_taps_of_a_row_are_one_run(interpreter, monkeypatch, sm, dtype, phases, stride):
     """96 channels in steps of 64: three taps are four steps and 32 more, two taps are three. What lies behind the
     buffer is never part of a result."""
-    monkeypatch.setattr(dispatch, "kernels_for", always(capabilities("any", sm, (3, 6))))
+    monkeypatch.setattr(operators, "kernels_for", always(capabilities("any", sm, (3, 6))))
     width = 2 if phases[1] == 2 else 3
     weight = torch.randn(32 * phases[1] * phases[2], 96, 2, width, width) * 0.03
     packed = pack_weight(weight, dtype, phases)

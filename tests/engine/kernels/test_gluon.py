@@ -3,7 +3,7 @@
 import pytest
 import torch
 from zerowaste_vae.engine.kernels.cards import FORMS
-from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, dispatch
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Weight, conv3d, op
 from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.prebuilt.keys import aligned, key
 from zerowaste_vae.engine.kernels.prebuilt.library import library
@@ -23,7 +23,7 @@ def call(here, dtype=HALF, channels=128, stride=1, width=33, outputs=None, held=
     if epilogue.pop("residual", False):
         epilogue["residual"] = torch.empty_like(out)
     with recording(here) as calls:
-        dispatch.launch(x, weight, out, Geometry((1, stride, stride)), Epilogue(**epilogue), 0, 2, here)
+        conv3d.launch(here, x, weight, out, geometry=Geometry((1, stride, stride)), epilogue=Epilogue(**epilogue))
     return calls[0]
 
 
@@ -54,21 +54,21 @@ def test_all_consumer_cards_run_the_same_kernels():
 
 def test_pair_of_tiles_reads_nothing_ahead():
     """Its sums of them are in fp32, which leaves no registers for the next turn's operands."""
-    one, pair = (dispatch.Schedule(128, 64, 64, 4, 2, tail=tail) for tail in (0, 32))
-    ahead = [dispatch._loop(s, 54, HALF, sums)["AHEAD"] for s in (one, pair) for sums in ("f16", "f32")]
+    one, pair = (op.Schedule(128, 64, 64, 4, 2, tail=tail) for tail in (0, 32))
+    ahead = [op._loop(s, 54, HALF, sums)["AHEAD"] for s in (one, pair) for sums in ("f16", "f32")]
     assert ahead == [2, 2, 1, 2]
 
 
 @pytest.mark.parametrize("channels, stages, depth", [(128, 4, 32), (512, 4, 32), (96, 3, 32), (96, 2, 64)])
 def test_promotion_of_fp16_sums(channels, stages, depth):
     """fp16 sums are promoted in time, and few steps are left over."""
-    schedule = dispatch.Schedule(128, 64, depth, 4, stages)
+    schedule = op.Schedule(128, 64, depth, 4, stages)
     steps = 27 * -(-channels // depth)
-    turns = dispatch._loop(schedule, steps, HALF, "f16")["TURNS"]
+    turns = op._loop(schedule, steps, HALF, "f16")["TURNS"]
     assert turns >= 1 and turns * stages * depth <= 512
     assert -(-steps // (stages * turns)) * turns <= -(-steps // stages) * 1.05
     # Sums of fp8 do not fit fp16 for longer than a step: the kernel promotes them at each.
-    assert all(dispatch._loop(schedule, steps, *other)["TURNS"] == 1 for other in ((FP8, "f16"), (HALF, "f32")))
+    assert all(op._loop(schedule, steps, *other)["TURNS"] == 1 for other in ((FP8, "f16"), (HALF, "f32")))
 
 
 def test_copies_are_aligned():
@@ -184,7 +184,7 @@ def test_a_step_of_one_slice_reads_nothing_ahead_in_four_warps():
 
 def test_fp16_sums_of_fp8_in_pairs_of_tiles_have_fewer_buffers():
     """Each step adds them to sums in fp32, and every buffer makes the code of a turn longer."""
-    found = [dispatch._loop(dispatch.Schedule(128, 128, 64, 8, 4, tail=tail), 27, FP8, sums)["STAGES"]
+    found = [op._loop(op.Schedule(128, 128, 64, 8, 4, tail=tail), 27, FP8, sums)["STAGES"]
              for sums in ("f16", "f32") for tail in (0, 16, 32, 64)]  # fmt: skip
     assert found == [4, 3, 3, 2, 4, 4, 4, 4]
 

@@ -82,7 +82,7 @@ def test_latents_scale_and_shift_positions(backend, stored, first):
     assert error(got[:, 1:-1, 1:-1, :c].clamp(-12, 12), want.clamp(-12, 12)) < limit
     assert not got[..., c:].any() and not got[:, 0].any() and not got[:, :, -1].any()
     band = torch.empty(5, 7, 8, buffer.shape[3], dtype=stored)
-    coefs = coefficients(statistics(x, 8, backend), norm, 18 * 6, backend)
+    coefs = coefficients(statistics(x, 8, backend=backend), norm, 18 * 6, backend=backend)
     norm_act(x, norm, band, store=store, coefs=coefs, first=9, backend=backend)
     assert torch.equal(band, buffer[[3, 4, 5, 0, 1], 9:16])
 
@@ -99,12 +99,12 @@ def test_conditioned_norms_refuse_what_they_cannot_write():
 
 def test_statistics_of_bands_join_to_the_frames(backend):
     x = (torch.randn(2, 70, 9, 48) * 3 - 2).half()
-    whole = statistics(x, 16, backend)
-    bands = Partials.concat([statistics(x[:, :64], 16, backend), statistics(x[:, 64:], 16, backend)])
+    whole = statistics(x, 16, backend=backend)
+    bands = Partials.concat([statistics(x[:, :64], 16, backend=backend), statistics(x[:, 64:], 16, backend=backend)])
     assert torch.equal(whole.data, bands.data)
     assert error(group_sums(whole, 16), true_sums(x, 16)) < 1e-5
     norm = Norm(weight=torch.randn(48), bias=torch.randn(48), groups=16)
-    got, want = (coefficients(whole, norm, 70 * 9, name) for name in (backend, "reference"))
+    got, want = (coefficients(whole, norm, 70 * 9, backend=name) for name in (backend, "reference"))
     assert error(got, want) < 1e-6
 
 
@@ -183,7 +183,7 @@ def test_what_is_not_finite_shows_in_health(backend, kind, stored, value):
         buffer = torch.empty(2, 7, 8, 32).to(stored)
         coefs = None
         if kind == "group":
-            coefs = coefficients(statistics(frames, 4, backend), norm, 30, backend, health)
+            coefs = coefficients(statistics(frames, 4, backend=backend), norm, 30, backend=backend, health=health)
         norm_act(frames, norm, buffer, store=Store(scale=0.05), coefs=coefs, backend=backend, health=health)
         return buffer
 

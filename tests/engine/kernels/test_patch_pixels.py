@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from zerowaste_vae.engine.families.mage.kernels.patch_pixels import PatchNetwork, patch_pixels, reference
+from zerowaste_vae.engine.families.mage.kernels.patch_pixels import PatchNetwork, patch_pixels
 from zerowaste_vae.engine.families.mage.kernels.patch_pixels.schedules import Schedule
 from zerowaste_vae.engine.kernels.to_pixels import BYTES, RAW, UNIT
 
@@ -42,7 +42,7 @@ def test_pixels(interpreter, dtype, real, stored, pixels):
     weights, x = network(dtype, real=real), torch.randn(2, 3, 5, 96).to(dtype)
     out, want = (torch.zeros(2, 6, 10, 3, dtype=kind) for kind in (stored, torch.float32))
     patch_pixels(x, weights, 1e-6, out, pixels=pixels, backend="triton", schedule=SCHEDULE)
-    reference.patch_pixels(x, weights, 1e-6, want, pixels, None)
+    patch_pixels.reference(x, weights, 1e-6, want, pixels=pixels)
     assert want.std() > 0.2
     # Values between products are rounded to operands, where sums in another order may fall on the other side.
     assert error(out, want) < {torch.uint8: 5e-3}.get(stored, 1e-3 if dtype == torch.float16 else 6e-3)

@@ -11,7 +11,7 @@ from zerowaste_vae.engine.kernels import cure as words
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
 from zerowaste_vae.engine.kernels.prebuilt.library import SetError
-from zerowaste_vae.engine.kernels.probe import dispatch, from_kernels, proven
+from zerowaste_vae.engine.kernels.probe import from_kernels, op, proven
 from zerowaste_vae.engine.kernels.targets import target
 from zerowaste_vae.engine.planning.fusable import why_off
 from zerowaste_vae.engine.runtime import context as run_module
@@ -30,13 +30,13 @@ def raised_by_triton(error):
 def gpu(monkeypatch):
     """One that should run kernels and has not been tried; `launched` counts first kernels."""
     monkeypatch.setattr(targets, "_off", {})
-    monkeypatch.setattr(dispatch, "_tried", set())
+    monkeypatch.setattr(op, "_tried", set())
     monkeypatch.setattr(targets, "_card", lambda _: ("a GPU", 90))
     monkeypatch.setattr(targets, "triton_version", lambda: (3, 6))
     monkeypatch.setattr(targets, "_not_there", lambda form: "no sets here")
     targets._ways.cache_clear()
     launched = []
-    monkeypatch.setattr(dispatch, "_run", lambda device, here: launched.append(device))
+    monkeypatch.setattr(op, "_run", lambda device, here: launched.append(device))
     yield launched
     targets._ways.cache_clear()
 
@@ -55,7 +55,7 @@ def test_one_kernel_proves_it(gpu):
 ])  # fmt: skip
 def test_what_fails_is_off_with_cause_and_cure(gpu, monkeypatch, tmp_path, environment, programs, header, cure):
     error = RuntimeError("Failed to find C compiler.\nmore")
-    monkeypatch.setattr(dispatch, "_run", lambda *_: gpu.append(1) or raised_by_triton(error)())
+    monkeypatch.setattr(op, "_run", lambda *_: gpu.append(1) or raised_by_triton(error)())
     monkeypatch.delenv("CC", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -75,9 +75,9 @@ def test_what_fails_is_off_with_cause_and_cure(gpu, monkeypatch, tmp_path, envir
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
 def test_a_full_machine_proves_nothing(gpu, monkeypatch, error):
-    monkeypatch.setattr(dispatch, "_run", raised_by_triton(error))
+    monkeypatch.setattr(op, "_run", raised_by_triton(error))
     assert proven(GPU).kernels and target(GPU).kernels
-    monkeypatch.setattr(dispatch, "_run", raised_by_triton(OSError("no")))
+    monkeypatch.setattr(op, "_run", raised_by_triton(OSError("no")))
     assert not proven(GPU).kernels
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from zerowaste_vae.engine.kernels.conv3d import pack_weight
-from zerowaste_vae.engine.kernels.to_pixels import BYTES, RAW, UNIT, dispatch, to_pixels
+from zerowaste_vae.engine.kernels.to_pixels import BYTES, RAW, UNIT, op, to_pixels
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import bordered, error
@@ -19,7 +19,7 @@ from helpers import bordered, error
 ], ids=str)  # fmt: skip
 def test_pixels(monkeypatch, backend, outputs, c, kt, dtype, stored, pixels):
     if backend == "triton":
-        monkeypatch.setattr(dispatch, "SCRATCH_BYTES", 1)  # bands of the minimum 16 rows
+        monkeypatch.setattr(op, "SCRATCH_BYTES", 1)  # bands of the minimum 16 rows
     x = bordered(dtype, 5, 19, 11, c)
     weight, bias = torch.randn(outputs, c, kt, 3, 3) * (27 * c) ** -0.5, torch.randn(outputs) * 0.1
     out = torch.zeros(2, 19, 11, outputs, dtype=stored)

@@ -18,7 +18,7 @@ from zerowaste_vae.engine.kernels.tokens import (
     rounded,
     summed,
 )
-from zerowaste_vae.engine.kernels.tokens import dispatch as tokens
+from zerowaste_vae.engine.kernels.tokens import op as tokens
 from zerowaste_vae.engine.kernels.tokens.schedules import Schedule, Steps
 
 sys.path.insert(0, str(Path(__file__).parent))

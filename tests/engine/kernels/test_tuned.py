@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, conv3d, dispatch, pack_weight, tuned
+from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, conv3d, op, pack_weight, tuned
 from zerowaste_vae.engine.kernels.conv3d.schedules import Schedule
 from zerowaste_vae.engine.kernels.conv3d.tuned import Kind, held, offer, table, version
 
@@ -76,7 +76,7 @@ def test_equal_bits(case, monkeypatch):
     x, run = case
     usual, _ = run(x)
     offer(CPU, {KIND: OTHER})
-    monkeypatch.setattr(dispatch, "pick", None)  # nobody asks the table
+    monkeypatch.setattr(op, "pick", None)  # nobody asks the table
     whole, sums = run(x)
     torch.testing.assert_close(whole, usual, rtol=0, atol=4e-3)
     upper, lower = run(x, (0, 64)), run(x, (64, 66))

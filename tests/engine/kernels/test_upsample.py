@@ -7,12 +7,24 @@ import torch.nn.functional as F
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, Partials, conv3d, pack_weight
 from zerowaste_vae.engine.kernels.targets import FP8
 from zerowaste_vae.engine.kernels.upsample import compose, compose_nearest, pack, pack_nearest, upsample
-from zerowaste_vae.engine.kernels.upsample.reference import plain_pair
 from zerowaste_vae.engine.network.ops.up import Upsample
 from zerowaste_vae.engine.network.packed import tensor_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import error, group_sums, true_sums
+
+
+def plain_pair(x, expand, expand_bias, conv, conv_bias):
+    """The layers that the composed kernels replace, on a clip from its start: expansion, shuffle and causal 3x3x3
+    convolution, [T, H, W, C] -> [z * T - (z - 1), 2H, 2W, K]."""
+    t, h, w, c = x.shape
+    z = expand.shape[0] // (4 * c)
+    u = F.linear(x, expand.flatten(1), expand_bias).view(t, h, w, 2, 2, z, c)
+    u = u.permute(0, 5, 1, 3, 2, 4, 6).reshape(t * z, 2 * h, 2 * w, c)
+    if z == 2:
+        u = torch.cat((u[:1], u[2:]))
+    u = torch.cat((u[:1], u[:1], u)).permute(3, 0, 1, 2)[None]
+    return F.conv3d(u, conv, conv_bias, padding=(0, 1, 1))[0].permute(1, 2, 3, 0)
 
 
 def weights(c, k, z, dtype=torch.float32):

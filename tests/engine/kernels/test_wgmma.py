@@ -9,8 +9,7 @@ from zerowaste_vae.engine.families.ltx_diffusion.kernels.blocks import (
     gated_product,
     projected,
 )
-from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood import Window
-from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood.dispatch import launch
+from zerowaste_vae.engine.families.ltx_diffusion.kernels.neighbourhood import Window, neighbourhood
 from zerowaste_vae.engine.kernels.cards import FORMS
 from zerowaste_vae.engine.kernels.launching import recording
 from zerowaste_vae.engine.kernels.targets import capabilities, prebuilt, using
@@ -41,7 +40,7 @@ def heads(here, queries=True, keys=True, width=256, kind=torch.bfloat16):
 def attention(here, head=64):
     q, keys = meta(2, 30, 40, 4, head), meta(12, 30, 40, 2, 4, head)
     with recording(here) as calls:
-        launch(q, keys[..., 0, :, :], keys[..., 1, :, :], Window((11, 11, 11), 20, 1 << 30), here, out=q)
+        neighbourhood.launch(here, q, keys[..., 0, :, :], keys[..., 1, :, :], Window((11, 11, 11), 20, 1 << 30), out=q)
     return calls
 
 

@@ -9,7 +9,7 @@ from zerowaste_vae.engine.families import DEFAULT
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.prebuilt import library as sets
 from zerowaste_vae.engine.kernels.prebuilt.errors import PrebuiltError
-from zerowaste_vae.engine.kernels.probe import dispatch
+from zerowaste_vae.engine.kernels.probe import op
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning import choice, launches
 from zerowaste_vae.engine.planning.choice import Choices, project
@@ -46,8 +46,8 @@ def machine(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(choice, "_cuda", lambda: None)
     monkeypatch.setattr(targets, "_off", {})
-    monkeypatch.setattr(dispatch, "_tried", set())
-    monkeypatch.setattr(dispatch, "_run", lambda device, here: launched.append(here.way))
+    monkeypatch.setattr(op, "_tried", set())
+    monkeypatch.setattr(op, "_run", lambda device, here: launched.append(here.way))
     monkeypatch.delenv("ZEROWASTE_KERNELS", raising=False)
 
     def make(sm, triton=(3, 6), mode=Mode(), options=DEFAULTS):  # noqa: B008
@@ -155,7 +155,7 @@ def test_a_first_kernel_that_fails_is_enough(machine, monkeypatch):
         if here.set:
             raise PrebuiltError("the driver refuses doubling_kernel: too new (CUDA error 222)")
 
-    monkeypatch.setattr(dispatch, "_run", run)
+    monkeypatch.setattr(op, "_run", run)
     choices = machine(86)
     assert choices.of("decoder").way == "triton" and "too new" in choices.of("decoder").words
 

@@ -14,7 +14,6 @@ from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.planning.cost import Rates, leanest, quickest
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
-from zerowaste_vae.engine.planning.plan import GRAPH_BYTES
 from zerowaste_vae.engine.planning.planner import Planner
 from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.runtime.parking import Parking

@@ -22,7 +22,7 @@ from ....kernels.cards import card
 from ....kernels.gpus import GPUS, WINOGRAD, Found, Gpu, find
 from ....kernels.prebuilt import launch
 from ....kernels.prebuilt.driver import driver
-from ....kernels.prebuilt.keys import SOURCES, Key
+from ....kernels.prebuilt.keys import Key
 from ....kernels.prebuilt.library import Entry, library
 from ....kernels.targets import Target, standing_in, under
 from ...output.cache import cache_folder
@@ -226,5 +226,5 @@ def _forget() -> None:
 
 def _forget_compiled() -> None:
     """Have Triton ask its cache folder anew for every kernel."""
-    for name in SOURCES:  # functions of Triton's interpreter have no cache
+    for name in launching.SOURCES:  # functions of Triton's interpreter have no cache
         getattr(launching.function(name), "device_caches", {}).clear()

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -12,7 +15,6 @@ from torch import Tensor
 from ...prebuilt.driver import driver
 from ...prebuilt.errors import PrebuiltError, WrittenError
 from ...prebuilt.launch import written
-from ..arguments import by_phase
 from ..schedules import SMALL_PLANE
 from ..types import Epilogue, Geometry, Partials, Weight, stat_span
 from .form import KINDS, PARAMETERS, Form
@@ -46,7 +48,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
 
     Raises: WrittenError where the driver does not take it."""
     if weight.phases != (1, 1, 1):
-        for part, place, one in by_phase(weight, out, epilogue):
+        for part, place, one in _by_phase(weight, out, epilogue):
             launch(x, part, place, geometry, one, start)
         return None
     d, h, w, k = out.shape
@@ -78,3 +80,14 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
     except PrebuiltError as error:
         raise WrittenError(str(error)) from error
     return partials
+
+
+def _by_phase(weight: Weight, out: Tensor, epilogue: Epilogue) -> Iterator[tuple[Weight, Tensor, Epilogue]]:
+    """Yield the weight, output and epilogue of each phase."""
+    (pt, py, px), k = weight.phases, weight.out_channels
+    for number, (iy, ix, it) in enumerate(product(range(py), range(px), range(pt))):
+        place = slice(it, None, pt), slice(iy, None, py), slice(ix, None, px)
+        bias, residual = epilogue.bias, epilogue.residual
+        one = replace(epilogue, bias=None if bias is None else bias[number * k : number * k + k],
+                      residual=None if residual is None else residual[place])  # fmt: skip
+        yield weight.phase(number), out[place], one

@@ -15,7 +15,7 @@ from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.launching import launcher
 from zerowaste_vae.engine.kernels.prebuilt import launch
 from zerowaste_vae.engine.kernels.prebuilt.library import SetError, library
-from zerowaste_vae.engine.kernels.probe import dispatch
+from zerowaste_vae.engine.kernels.probe import op
 from zerowaste_vae.engine.kernels.targets import ways
 from zerowaste_vae.engine.planning.choice import _use
 
@@ -55,7 +55,7 @@ def z():
 def fresh(monkeypatch):
     """Nothing has been tried or has failed, before and after."""
     monkeypatch.setattr(targets, "_off", {})
-    monkeypatch.setattr(dispatch, "_tried", set())
+    monkeypatch.setattr(op, "_tried", set())
     monkeypatch.setattr(log, "_said", set())
     targets._ways.cache_clear()
     yield

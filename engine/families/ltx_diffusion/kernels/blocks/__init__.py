@@ -1,7 +1,7 @@
 """Products of transformer blocks with the norms before them and what follows them in one pass."""
 
 from .angles import Place, angles
-from .dispatch import added, feed_forward, feeds, fuses, gated_product, projected, turned, turned_columns
+from .op import added, feed_forward, feeds, fuses, gated_product, projected, turned, turned_columns
 from .schedules import GROUP
 
 __all__ = [

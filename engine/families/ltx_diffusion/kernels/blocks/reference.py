@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .....kernels.precision import exact_math
-from .....kernels.tokens.dispatch import LIMITS
 from .....kernels.tokens.reference import store
 from .angles import Place, shares
 from .schedules import GROUP
@@ -23,14 +22,14 @@ def _product(x: Tensor, eps: float, weight: Tensor, bias: Tensor | None, columns
         if columns is None:
             return F.linear(normed, weight.float(), wide_bias)
         codes, scales = torch.empty_like(normed, dtype=weight.dtype), normed.new_empty(len(x))
-        store(normed, codes, scales, LIMITS[weight.dtype])
+        store(normed, codes, scales)
         made = F.linear(codes.float(), weight.float()) * scales[:, None] * columns
         return made if wide_bias is None else made + wide_bias
 
 
 def projected(
     x: Tensor, weight: Tensor, bias: Tensor, norms: Tensor, table: Tensor, place: Place, eps: float,
-    query: Tensor | None, keys: Tensor | None, columns: Tensor | None,
+    query: Tensor | None, keys: Tensor | None, *, columns: Tensor | None = None, **_: object,
 ) -> None:  # fmt: skip
     heads, head = (keys if query is None else query).shape[-2:]
     made = _product(x, eps, weight, bias, columns).view(len(x), 3, heads, head)
@@ -59,8 +58,8 @@ def _turned(x: Tensor, norm: Tensor, table: Tensor, place: Place, eps: float) ->
 
 
 def gated_product(
-    x: Tensor, weight: Tensor, biases: Tensor | None, eps: float, out: Tensor, columns: Tensor | None,
-    scales: Tensor | None,
+    x: Tensor, weight: Tensor, biases: Tensor | None, eps: float, out: Tensor, *, columns: Tensor | None = None,
+    scales: Tensor | None = None, **_: object,
 ) -> None:  # fmt: skip
     g, u = _product(x, eps, weight, biases, columns).unflatten(1, (-1, 2)).unbind(2)
     # SiLU is 0 at -inf, where its quotient would be NaN.
@@ -68,12 +67,12 @@ def gated_product(
     if scales is None:
         out.copy_(found)
     else:
-        store(found.view(-1, GROUP), out.view(-1, GROUP), scales.view(-1), LIMITS[out.dtype])
+        store(found.view(-1, GROUP), out.view(-1, GROUP), scales.view(-1))
 
 
 def added(
-    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, more: tuple[Tensor, Tensor] | None,
-    columns: Tensor | None, scales: Tensor | None,
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None, more: tuple[Tensor, Tensor] | None = None, *,
+    columns: Tensor | None = None, scales: Tensor | None = None, **_: object,
 ) -> None:  # fmt: skip
     wide = y.float()
     if scales is not None:
@@ -91,12 +90,12 @@ def added(
 
 def feed_forward(
     x: Tensor, gates: Tensor, biases: Tensor | None, eps: float, down: Tensor,
-    before: tuple[Tensor, Tensor, Tensor] | None, more: tuple[Tensor, Tensor, Tensor] | None,
+    before: tuple[Tensor, Tensor, Tensor] | None = None, more: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> None:  # fmt: skip
     if before is not None:
-        added(x, *before, None, None, None)
+        added(x, *before)
     inner = x.new_empty(len(x), down.shape[1])
-    gated_product(x, gates, biases, eps, inner, None, None)
+    gated_product(x, gates, biases, eps, inner)
     ordered = down.unflatten(1, (-1, 4, 2)).transpose(2, 3).flatten(1)
     pair, bias = (None, None) if more is None else (more[:2], more[2])
-    added(x, inner, ordered, bias, pair, None, None)
+    added(x, inner, ordered, bias, pair)

@@ -1,6 +1,6 @@
 """Attention of every token to the tokens around it."""
 
-from .dispatch import neighbourhood
+from .op import neighbourhood
 from .windows import Window
 
 __all__ = ["Window", "neighbourhood"]

@@ -1,4 +1,4 @@
-"""Dispatch of conv3d: check the arguments once, then run the kernel or the reference."""
+"""3-D convolution over bordered channels-last buffers: the check of its arguments and the launch of its kernels."""
 
 from __future__ import annotations
 
@@ -10,51 +10,23 @@ from torch import Tensor
 
 from ..descriptor import Descriptor
 from ..launching import launcher
-from ..observe import observed
-from ..targets import FP8, Target, interpreted, kernels_for, on_device
+from ..operators import HALVES, Takes, operator
+from ..targets import FP8, Target, interpreted, triton_version
 from . import reference
-from .arguments import accumulation, finish
+from .arguments import Arguments, finish
 from .schedules import ROW_BLOCK, Schedule, pick
 from .tuned import chosen
 from .types import Epilogue, Geometry, Partials, Weight, stat_span
-from .winograd2d import launch as tiles
+from .winograd2d import launch as winograd
 
-_OPERANDS = (torch.float32, torch.float16, torch.bfloat16, FP8, torch.int8)
+_OPERANDS = (*HALVES, FP8, torch.int8)
 _PLAIN, _NOTHING = Geometry(), Epilogue()
 
 
-@observed
-def conv3d(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAIN, epilogue: Epilogue = _NOTHING,
-           start: int = 0, first: int = 2, backend: str = "auto", schedule: Schedule | None = None) -> Partials | None:
-    """Convolve a bordered buffer into `out`.
-
-    Args:
-        x: [slots, Hp, Wp, C] contiguous, operand type of the weight, borders already in place; a ring: output frame d
-            reads slots (start + d * stride + 0..kt-1) mod slots. weight.channels == C.
-        out: [D * pt, H * py, W * px, K], any strides but 1 over channels: a plain tensor, the inside of the next conv's
-            buffer, a slice. A folded weight at first == 0 (the clip starts here) yields one frame less.
-        first: index of the first input frame within its clip, for folded weights.
-
-    Returns:
-        The sums that `epilogue.groups` requests, or None.
-
-    Raises:
-        ValueError: shapes, types or strides do not fit together.
-    """
-    _validate(x, weight, out, geometry, epilogue, start, first)
-    here = kernels_for(x.device, backend, x.dtype)
-    if here is None:
-        return reference.conv3d(x, weight, out, geometry, epilogue, start, first)
-    with on_device(x):
-        if weight.tiles:
-            return tiles.launch(x, weight, out, geometry, epilogue, start)
-        return launch(x, weight, out, geometry, epilogue, start, first, here, schedule)
-
-
-def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int,
-              first: int) -> None:
+def _check(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAIN, epilogue: Epilogue = _NOTHING,
+           start: int = 0, first: int = 2, **_: Any) -> None:
     pt, py, px = weight.phases
-    if x.dim() != 4 or not x.is_contiguous() or x.dtype not in _OPERANDS:
+    if x.dim() != 4 or not x.is_contiguous() or x.dtype not in (torch.float32, *_OPERANDS):
         raise ValueError(f"conv3d input must be a contiguous [slots, Hp, Wp, C] buffer, not {x.dtype} {list(x.shape)}")
     if x.dtype != weight.data.dtype or x.shape[-1] != weight.channels or x.device != weight.data.device:
         raise ValueError(f"conv3d weight is {weight.data.dtype} for {weight.channels} channels, "
@@ -88,15 +60,35 @@ def _validate(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilog
                          f"not {geometry.first_row}")
 
 
-def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue: Epilogue, start: int, first: int,
-           here: Target, schedule: Schedule | None = None) -> Partials | None:
-    """Run the kernel with validated arguments; `schedule` overrides the table (checks and tuning only)."""
+@operator("conv_kernel", "gluon.mma_kernel", "taps.taps_kernel", reference=reference.conv3d, check=_check,
+          takes=Takes(*_OPERANDS))  # fmt: skip
+def conv3d(here: Target, x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAIN,
+           epilogue: Epilogue = _NOTHING, start: int = 0, first: int = 2,
+           schedule: Schedule | None = None) -> Partials | None:
+    """Convolve a bordered buffer into `out`.
+
+    Args:
+        x: [slots, Hp, Wp, C] contiguous, operand type of the weight, borders already in place; a ring: output frame d
+            reads slots (start + d * stride + 0..kt-1) mod slots. weight.channels == C.
+        out: [D * pt, H * py, W * px, K], any strides but 1 over channels: a plain tensor, the inside of the next conv's
+            buffer, a slice. A folded weight at first == 0 (the clip starts here) yields one frame less.
+        first: index of the first input frame within its clip, for folded weights.
+        schedule: overrides the table (checks and tuning only).
+
+    Returns:
+        The sums that `epilogue.groups` requests, or None.
+
+    Raises:
+        ValueError: shapes, types or strides do not fit together.
+    """
+    if weight.tiles:
+        return winograd.launch(x, weight, out, geometry, epilogue, start)
     pt, py, px = weight.phases
     drop = int(weight.folded > 0 and first == 0)
     k, phases = weight.out_channels, pt * py * px
     d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
     frame_rows = geometry.frame_rows or h
-    sums = accumulation(x, epilogue, here)
+    sums = _accumulation(x, epilogue, here)
     s = schedule or chosen(x.device, here.way, weight, sums["ACC"], (frame_rows, w), geometry, epilogue.groups)
     # Block-scaled products and Triton's interpreter are of its own language alone.
     mma = here.mma_sync and sums["ACC"] != "mx" and not (interpreted() and x.is_cpu)
@@ -142,19 +134,29 @@ def launch(x: Tensor, weight: Weight, out: Tensor, geometry: Geometry, epilogue:
         for i, (t, tile) in enumerate(zip([rows, weight.data, weight.data] * 2, tiles, strict=True)):
             if all(tile):
                 operands[i] = Descriptor(t, tile)
-    told = finish(x, weight, out, epilogue, partials)
+    fields, constants = finish(x, weight, out, epilogue, partials)
+    arguments = Arguments(
+        **fields, slots=x.shape[0], start=start, in_frame=x.shape[1] * x.shape[2], in_pitch=x.shape[2],
+        origin=geometry.origin[0] * x.shape[2] + geometry.origin[1], height=h, width=w, pitch=pitch, row_block=block,
+        block_tiles=block_tiles, frame_tiles=frame_tiles, tiles=d * frame_tiles, first=first, drop=drop,
+        first_row=geometry.first_row, last_row=frame_rows - 1,
+    )  # fmt: skip
     launcher(kernel, here)[(d * frame_tiles * -(-k // (s.columns + s.tail)) * phases,)](
-        *operands, out, *told.tensors, *told.numbers,
-        x.shape[0], start, x.shape[1] * x.shape[2], x.shape[2], geometry.origin[0] * x.shape[2] + geometry.origin[1],
-        h, w, pitch, block, block_tiles, frame_tiles, d * frame_tiles,
-        first, drop, geometry.first_row, frame_rows - 1, *told.strides,
-        C=weight.channels, RUN=run, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=taps,
+        *operands, *arguments, C=weight.channels, RUN=run, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=taps,
         ST=geometry.stride[0], SH=geometry.stride[1], SW=geometry.stride[2], PT=pt, PY=py, PX=px,
-        SHIFTED=weight.shifted, FOLDED=weight.folded, **told.constants,
-        **form, SLICES=slices, GROUP=s.group, BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth,
-        num_warps=s.warps,
+        SHIFTED=weight.shifted, FOLDED=weight.folded, **constants, **form, SLICES=slices, GROUP=s.group,
+        BM=s.positions, BN=s.columns, TAIL=s.tail, BK=s.depth, num_warps=s.warps,
     )  # fmt: skip
     return partials
+
+
+def _accumulation(x: Tensor, epilogue: Epilogue, here: Target) -> dict[str, Any]:
+    """Return as constants how products are added; Triton's interpreter replaces the forms it cannot run."""
+    accumulate = here.accumulate(x.dtype, epilogue.half_accumulate)
+    interpret = interpreted() and x.is_cpu
+    if interpret and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
+        accumulate = "f32"  # dot_scaled crashes in the interpreters before 3.9
+    return {"ACC": accumulate, "UPCAST": interpret and x.dtype in (torch.bfloat16, FP8) and accumulate != "mx"}
 
 
 def _slices(s: Schedule, weight: Weight, geometry: Geometry, epilogue: Epilogue) -> int:

@@ -1,4 +1,5 @@
-"""Dispatch of attention: flash where the head is small enough, our kernels above, torch where there are none."""
+"""Single-head attention: torch's flash kernels where the head is small enough, ours above, torch where there are
+none."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from torch import Tensor
 
 from ..descriptor import Descriptor
 from ..launching import launcher
-from ..observe import observed
-from ..targets import Target, interpreted, kernels_for, on_device
-from . import reference
+from ..operators import HALVES, Takes, operator
+from ..precision import exact_math
+from ..targets import Target, interpreted
 from .schedules import GATHER, SCHEDULES, Blocks, Schedule, pick
 
 FLASH_HEAD = 256  # the largest head of torch's flash kernels
 LARGEST_HEAD = 1024
+#: Queries of one block of the reference: their scores against 129,600 tokens are 253 MiB in fp32.
+QUERIES = 512
 
 
 def scratch_bytes(tokens: int, itemsize: int, head: int, clip: bool = False) -> int:
@@ -35,9 +38,36 @@ def torch_bytes(tokens: int, itemsize: int, head: int) -> int:
     return tokens * head * (itemsize + 4) if head > LARGEST_HEAD else 0
 
 
-@observed
-def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scratch: Tensor | None = None,
-              clip: bool = False, backend: str = "auto") -> Tensor:
+def _check(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> None:
+    if q.shape != k.shape or q.shape != v.shape or q.dim() != 3 or not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"attention needs three [B, N, D] of one type, not {list(q.shape)}, {list(k.shape)}")
+
+
+def _reference(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+    """In fp32 arithmetic, a block of queries at a time; these may be fewer than the keys."""
+    scale = q.shape[-1] ** -0.5
+    out = torch.empty_like(q)
+    with exact_math(q.device):
+        for b in range(q.shape[0]):
+            keys, values = k[b].float(), v[b].float()
+            for top in range(0, q.shape[1], QUERIES):
+                scores = q[b, top : top + QUERIES].float() @ keys.T
+                out[b, top : top + QUERIES] = (scores * scale).softmax(-1) @ values
+    return out
+
+
+def _by_torch(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+    return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+
+
+@operator(
+    "scores_kernel", "merge_kernel", "values_kernel", "gather_kernel", reference=_reference, check=_check,
+    takes=Takes(*HALVES, head=range(FLASH_HEAD + 8, LARGEST_HEAD + 1, 8)), otherwise=_by_torch,
+    sizes=lambda q, *_, **__: {"head": q.shape[2]},
+)  # fmt: skip
+def attention(here: Target, q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None,
+              scratch: Tensor | None = None, clip: bool = False,
+              schedules: tuple[Schedule, Schedule] | None = None) -> Tensor:
     """Compute single-head attention within each of B frames, or (`clip`) clips: softmax(q k^T / sqrt(D)) v.
 
     Memory is O(N): about 128 MiB of scratch, or for a `clip` up to 1 GiB.
@@ -46,7 +76,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scr
         q, k, v: [B, N, D] contiguous, fp16 or bf16 (fp32 runs torch), D a multiple of 8.
         out: memory our kernels may put the result in; may be q's.
         scratch: uint8, `scratch_bytes` of it; allocated where there is none.
-        backend: "reference" is fp32 arithmetic.
+        schedules: override the table (checks only).
 
     Returns:
         [B, N, D].
@@ -54,25 +84,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, scr
     Raises:
         ValueError: shapes or types differ.
     """
-    if q.shape != k.shape or q.shape != v.shape or q.dim() != 3 or not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"attention needs three [B, N, D] of one type, not {list(q.shape)}, {list(k.shape)}")
-    if backend == "reference":
-        return reference.attention(q, k, v)
-    head = q.shape[2]
-    fits = q.dtype in (torch.float16, torch.bfloat16) and FLASH_HEAD < head <= LARGEST_HEAD and head % 8 == 0
-    if backend == "triton" and head > LARGEST_HEAD:
-        raise ValueError(f"no attention kernel for a head of {head}")
-    here = kernels_for(q.device, backend) if fits or backend == "triton" else None
-    if here is not None:
-        with on_device(q):
-            return launch(q.contiguous(), k.contiguous(), v.contiguous(), here, out=out, scratch=scratch, clip=clip)
-    return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
-
-
-def launch(q: Tensor, k: Tensor, v: Tensor, here: Target,
-           schedules: tuple[Schedule, Schedule] | None = None, out: Tensor | None = None,
-           scratch: Tensor | None = None, clip: bool = False) -> Tensor:
-    """Run the kernels on contiguous tensors; `schedules` overrides the table (checks and tuning only)."""
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     frames, tokens, head = q.shape
     scores, values = schedules or pick(here.sm)
     blocks = Blocks.of(tokens, q.element_size(), scores, head, clip)

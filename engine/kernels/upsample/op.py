@@ -4,17 +4,24 @@ output phase on the low-resolution input (2x2x2 taps where time doubles, 3x2x2 w
 Along an axis that doubles, output 2n + p reads shuffled samples 2n + p - 1 .. 2n + p + 1, which come from two input
 samples. In time the three taps end at the output frame, and a clip's first latent has only one sub-frame, so input
 frames 0 and 1 get weights of their own ("folds").
+
+Nearest-neighbour doubling and a convolution become one of the small frame likewise: 2 taps for 3 along each axis that
+doubles. Of three taps at output 2n + p two fall on the same input sample: for p = 0 the last two (inputs n - 1 and n),
+for p = 1 the first two (n and n + 1). Zeros around the doubled frame are zeros around the small one, and its edge's
+copies copies of that one's. In time taps end at the output, and a clip's first frame does not double: of inputs n - 1
+and n, the two first taps fall on n - 1 for p = 0, the two last on n for p = 1, which is the first frame's only output.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..conv3d.types import Balance, Weight, padded_channels, quantise_rows
+from ..conv3d import Balance, Epilogue, Geometry, Partials, Weight, conv3d, pack_weight, padded_channels
+from ..conv3d.types import quantise_rows
 from ..precision import exact_math
 
 # Per fold and temporal phase: conv tap in time -> (input tap 0 = frame t-1 or 1 = frame t, sub-frame of the expansion).
@@ -25,6 +32,11 @@ _TEMPORAL: tuple[tuple[tuple[tuple[int, int], ...], ...], ...] = (
     (((0, 0), (0, 1), (1, 0)), ((0, 1), (1, 0), (1, 1))),
 )
 _STILL = ((((0, 0), (1, 0), (2, 0)),),)
+#: Of nearest-neighbour doubling: [phase, tap on the small frame, tap on the doubled one]
+_FOLD = (((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)), ((1.0, 1.0, 0.0), (0.0, 0.0, 1.0)))
+#: The same for time.
+_LATE = (_FOLD[1], _FOLD[0])
+_WHOLE = Geometry()
 
 
 @dataclass(frozen=True)
@@ -102,3 +114,42 @@ def pack(expand: Tensor, expand_bias: Tensor, conv: Tensor, conv_bias: Tensor, d
     sets = folds if folds > 1 else 0
     weight = Weight(data, wide, k, (kt, 2, 2), scale, (phases // 4, 2, 2), shifted=True, folded=sets)
     return Composed(weight, table.view(folds * phases, 4, k).contiguous())
+
+
+def compose_nearest(conv: Tensor, temporal: bool = False) -> Tensor:
+    """Compose conv [K, C, kt, 3, 3] into [4 * z * K, C, kt', 2, 2] in its type, phases (row, column, frame) outermost:
+    z and kt' are 2 where frames double too (and kt is 3), else 1 and kt."""
+    fold = conv.new_tensor(_FOLD)
+    kept = torch.eye(conv.shape[2], dtype=torch.float32, device="cpu").to(conv)[None]
+    late = conv.new_tensor(_LATE) if temporal else kept
+    with exact_math(conv.device):
+        chosen = torch.einsum("pai,qbj,rel->pqreablij", fold, fold, late)
+        return torch.einsum("pqreablij,kclij->pqrkceab", chosen, conv).flatten(0, 3)  # as in `compose`
+
+
+def pack_nearest(
+    conv: Tensor, bias: Tensor, dtype: torch.dtype, balance: Balance | None = None, temporal: bool = False
+) -> tuple[Weight, Tensor]:
+    """Compose in fp32 and round once into `dtype`; return the weight and its bias for each phase, in float32. balance:
+    scales of the input channels, as for `pack_weight`."""
+    z, kernels = 2 if temporal else 1, compose_nearest(conv.float(), temporal)
+    weight = pack_weight(kernels, dtype, (z, 2, 2), balance=balance)
+    return replace(weight, shifted=True, folded=int(temporal)), bias.float().repeat(4 * z)
+
+
+def upsample(x: Tensor, composed: Composed, out: Tensor, *, first: int, groups: int = 0, scale: float = 1.0,
+             half_accumulate: bool = False, start: int = 0, geometry: Geometry = _WHOLE,
+             backend: str = "auto") -> Partials | None:
+    """Double rows and columns, and frames too where the weights are temporal.
+
+    Args:
+        x: zero-bordered [slots, H + 2, W + 2, C]; one frame of history where time doubles, else two (copies of the
+            first frame when a clip starts).
+        out: [F, 2H, 2W, K]: F = D where time stays, 2D, or 2D - 1 in the call that holds the clip's first frame (first
+            == 0).
+        first: index of x's first new frame within the clip.
+        geometry: for a band of rows its place in the frame, since the bias differs at the frame's own edges.
+    """
+    epilogue = Epilogue(bias=composed.bias, groups=groups, scale=scale, half_accumulate=half_accumulate)
+    return conv3d(x, composed.weight, out, geometry=geometry, epilogue=epilogue, start=start, first=first,
+                  backend=backend)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .....kernels.conv3d.triton import formatted, note
+from .....kernels.conv3d.kernels import formatted, note
 
 
 @triton.jit

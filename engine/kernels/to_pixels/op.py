@@ -1,4 +1,4 @@
-"""Dispatch of to_pixels: the last 3x3x3 convolution, stored as finished pixels."""
+"""The last 3x3x3 convolution, stored as finished pixels: the output formats, and two passes over bands."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from torch import Tensor
 from ..conv3d import Epilogue, Pixels, Weight, conv3d
 from ..descriptor import Descriptor
 from ..launching import launcher
-from ..observe import observed
-from ..targets import Target, interpreted, kernels_for, on_device
-from . import reference
+from ..operators import HALVES, Takes, operator
+from ..targets import Target, interpreted
 from .schedules import GATHER_POSITIONS, SCRATCH_BYTES, pick
-from .types import UNIT
 
-_FLOATS = (torch.float16, torch.bfloat16)
-
-
+UNIT = Pixels(0.5, 0.5, 0.0, 1.0)  # [-1, 1] -> [0, 1]
+BYTES = Pixels(127.5, 127.5, 0.0, 255.0)
+RAW = Pixels(1.0, 0.0, float("-inf"), float("inf"))
 COLUMNS = 32  # 9 * 3 shifted outputs, rounded up
 MOST_OUTPUTS = 3
 
@@ -33,11 +31,39 @@ def columns_weight(weight: Weight) -> Tensor:
     return packed.flatten(0, 1)
 
 
-@observed
-def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: Pixels = UNIT, start: int = 0,
-              packed: Tensor | None = None, scratch: Tensor | None = None, backend: str = "auto",
+def scratch_floats(frames: int, height: int, width: int, outputs: int) -> int:
+    """Return the number of partial products that one call keeps at once."""
+    return frames * 9 * outputs * (min(_band(frames, height, width + 2, outputs), height) + 2) * (width + 2)
+
+
+def _band(frames: int, height: int, pitch: int, outputs: int) -> int:
+    return max(min(height, SCRATCH_BYTES // (frames * 9 * outputs * 4 * pitch) - 2), 16)
+
+
+def _check(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, **_: Any) -> None:
+    d, h, w, k = out.shape
+    kt = weight.kernel[0]
+    if weight.kernel[1:] != (3, 3) or kt not in (1, 3) or weight.phases != (1, 1, 1) or k != weight.out_channels:
+        raise ValueError(f"to_pixels takes one 3x3x3 or 1x3x3 kernel with {k} outputs, not {weight.kernel}")
+    if x.shape[1] < h + 2 or x.shape[2] < w + 2 or d + kt - 1 > x.shape[0] or not x.is_contiguous():
+        raise ValueError(f"to_pixels cannot fill {list(out.shape)} from {list(x.shape)}")
+    if out.stride(3) != 1 or x.shape[3] != weight.channels or x.dtype != weight.data.dtype:
+        raise ValueError("to_pixels needs unit channel stride and a weight of the buffer's type and channels")
+
+
+def _reference(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: Pixels = UNIT, start: int = 0,
+               health: Tensor | None = None, **_: Tensor | None) -> None:
+    """Frame by frame, so that the fp32 copies stay small."""
+    epilogue = Epilogue(bias=bias, pixels=pixels, health=health)
+    for d in range(out.shape[0]):
+        conv3d.reference(x, weight, out[d : d + 1], epilogue=epilogue, start=(start + d) % x.shape[0])
+
+
+@operator("columns_kernel", "gather_kernel", reference=_reference, check=_check, takes=Takes(*HALVES))
+def to_pixels(here: Target, x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: Pixels = UNIT,
+              start: int = 0, packed: Tensor | None = None, scratch: Tensor | None = None,
               health: Tensor | None = None) -> None:
-    """Convolve bordered frames and store pixels.
+    """Convolve bordered frames and store pixels, band by band where the scratch would be large.
 
     Args:
         x: [slots, H + 2, W + 2, C] fp16 or bf16, read from slot `start` on as conv3d does.
@@ -52,40 +78,12 @@ def to_pixels(x: Tensor, weight: Weight, bias: Tensor, out: Tensor, *, pixels: P
         ValueError: other shapes.
     """
     d, h, w, k = out.shape
-    kt = weight.kernel[0]
-    if weight.kernel[1:] != (3, 3) or kt not in (1, 3) or weight.phases != (1, 1, 1) or k != weight.out_channels:
-        raise ValueError(f"to_pixels takes one 3x3x3 or 1x3x3 kernel with {k} outputs, not {weight.kernel}")
-    if x.shape[1] < h + 2 or x.shape[2] < w + 2 or d + kt - 1 > x.shape[0] or not x.is_contiguous():
-        raise ValueError(f"to_pixels cannot fill {list(out.shape)} from {list(x.shape)}")
-    if out.stride(3) != 1 or x.shape[3] != weight.channels or x.dtype != weight.data.dtype:
-        raise ValueError("to_pixels needs unit channel stride and a weight of the buffer's type and channels")
-    here = kernels_for(x.device, backend) if x.dtype in _FLOATS else None
-    if here is None:
-        reference.to_pixels(x, weight, bias, out, pixels, start, health)
-        return
     if k > MOST_OUTPUTS:  # wide enough for the implicit GEMM
         epilogue = Epilogue(bias=bias, pixels=pixels, health=health)
-        conv3d(x, weight, out, epilogue=epilogue, start=start, backend=backend)
+        conv3d(x, weight, out, epilogue=epilogue, start=start, backend="triton")
         return
-    with on_device(x):
-        launch(x, columns_weight(weight) if packed is None else packed, bias, out, kt, pixels, start, here, scratch,
-               health)
-
-
-def scratch_floats(frames: int, height: int, width: int, outputs: int) -> int:
-    """Return the number of partial products that one call keeps at once."""
-    return frames * 9 * outputs * (min(_band(frames, height, width + 2, outputs), height) + 2) * (width + 2)
-
-
-def _band(frames: int, height: int, pitch: int, outputs: int) -> int:
-    return max(min(height, SCRATCH_BYTES // (frames * 9 * outputs * 4 * pitch) - 2), 16)
-
-
-def launch(x: Tensor, packed: Tensor, bias: Tensor, out: Tensor, kt: int, pixels: Pixels, start: int,
-           here: Target, scratch: Tensor | None = None, health: Tensor | None = None) -> None:
-    """Run both passes, band by band where the scratch would be large."""
-    d, h, w, k = out.shape
-    pitch, plane, c = x.shape[2], x.shape[1] * x.shape[2], x.shape[3]
+    pitch, plane, c, kt = x.shape[2], x.shape[1] * x.shape[2], x.shape[3], weight.kernel[0]
+    packed = columns_weight(weight) if packed is None else packed
     s = pick(here, c, kt)
     a: Any = x
     b: Any = packed

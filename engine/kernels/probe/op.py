@@ -10,11 +10,12 @@ import torch
 from ...errors import named
 from ..cards import AUTO, TRITON
 from ..cure import cure
-from ..launching import launcher
+from ..launching import launcher, register
 from ..prebuilt.errors import PrebuiltError, WrittenError
 from ..prebuilt.library import SetError
 from ..targets import Target, on_device, switch_off, switch_winograd_off, target, using, ways
 
+register(__name__, "doubling_kernel")
 _lock = threading.Lock()
 _tried: set[tuple[torch.device, str]] = set()
 

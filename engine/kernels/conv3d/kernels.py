@@ -15,6 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .arguments import NUMBERS
+
 
 @triton.jit
 def formatted(x, gain, offset, low, high, CLAMP: tl.constexpr, ROUND: tl.constexpr):
@@ -205,11 +207,7 @@ def _sweep(acc, acc_tail, a, w, w_tail, rows, n0, group, slot0, slots, in_frame,
     return acc, acc_tail
 
 
-@triton.jit(do_not_specialize=[
-    "slots", "start", "in_frame", "in_pitch", "origin", "height", "width", "pitch", "row_block", "block_tiles",
-    "frame_tiles", "tiles", "first", "drop", "first_row", "last_row",
-    "out_t", "out_y", "out_x", "res_t", "res_y", "res_x",
-])
+@triton.jit(do_not_specialize=NUMBERS)
 def conv_kernel(
     a, w, w_tail, a_rest, w_rest, w_tail_rest, out, res, bias, scale, partials, health, act_scale, gain, offset, low,
     high,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..conv3d.triton import formatted, note
+from ..conv3d.kernels import formatted, note
 
 
 @triton.jit
