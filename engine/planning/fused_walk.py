@@ -21,7 +21,7 @@ from ..precision.policy import EXACT, Policy
 from ..runtime.context import ExecutionContext
 from ..runtime.memory import RESERVE_BYTES
 from ..runtime.parking import Parking
-from .cost import Rates, Sizes
+from .cost import GRAPH_BYTES, Rates, Sizes
 from .dryrun import peak_bytes
 from .fusable import half_not_fused
 from .meta import meta_model

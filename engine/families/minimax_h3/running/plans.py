@@ -17,7 +17,8 @@ from ....network.steps import Steps
 from ....network.tiles import Grid
 from ....planning import refusals
 from ....planning.ask import Ask
-from ....planning.plan import GRAPH_BYTES, Plan, why_none
+from ....planning.cost import GRAPH_BYTES
+from ....planning.plan import Plan, why_none
 from ....planning.plans import Known
 from ....report import Report
 from ....runtime.memory import RESERVE_BYTES
