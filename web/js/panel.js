@@ -3,6 +3,7 @@ import { comparison } from "./compare.js";
 import { addLine, el, Sheet } from "./dom.js";
 import { outlook, result } from "./details.js";
 import { askedOf, lookAgain } from "./asked.js";
+import { linkInto } from "./graph.js";
 import { isAway, onRuns, resultOf, runOf } from "./runs.js";
 import { forgetAssumed, planFor } from "./plans.js";
 import { question, readByUs } from "./question.js";
@@ -50,6 +51,16 @@ class Panel {
     this.answer = null;
     this.shown = "";
     this.line = addLine(node, "zerowaste_status");
+    this.full = el("button", { class: "zerowaste-button zerowaste-full", "data-zerowaste": "full", type: "button" }, t("draft_off"));
+    this.full.title = t("draft_off_help");
+    this.full.addEventListener("click", (event) => {
+      event.stopPropagation();
+      const widget = draftOf(this.node);
+      widget.value = false;
+      widget.callback?.(false);
+      this.lookNow();
+    });
+    this.line.after(this.full);
     this.sheet = new Sheet(this.line, (element) => element.append(...this.details()));
     this.line.addEventListener("click", (event) => {
       event.stopPropagation();
@@ -83,6 +94,7 @@ class Panel {
     }
     this.readByUs = readByUs(this.node);
     const { text, mood, state } = this.say();
+    this.full.hidden = !draftOf(this.node)?.value;
     const shown = JSON.stringify([text, mood, state, this.asked, this.answer, this.report?.text]);
     if (shown === this.shown) return;
     this.shown = shown;
@@ -154,6 +166,12 @@ function outcome(plan) {
   return t(key, { ...numbers, n: plan.gpus, all: gb(plan.predicted_gb) });
 }
 
+// The widget of a node, if it has one and no other node sets it.
+function draftOf(node) {
+  const slot = node.inputs?.findIndex((input) => (input.widget?.name ?? input.name) === "draft") ?? -1;
+  return slot >= 0 && linkInto(node, slot) ? undefined : node.widgets?.find(({ name }) => name === "draft");
+}
+
 function number(value) {
   return Number(value).toFixed(value < 1 ? 2 : 1);
 }
@@ -164,11 +182,12 @@ function layout(plan) {
 }
 
 // facts: of a plan, which ComfyUI's own code has none of.
-const isApproximate = (facts, precision) => facts?.mode === "blended" || APPROXIMATE.includes(precision);
+const isApproximate = (facts, precision) => facts?.draft || facts?.mode === "blended" || APPROXIMATE.includes(precision);
 
 const mood = (facts, precision) => (isApproximate(facts, precision) ? "approximate" : "good");
 
 function exactness(plan) {
+  if (plan.draft) return t("draft", { name: plan.draft });
   return t(isApproximate(plan, plan.precision) ? "approximate" : "exact");
 }
 
