@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ..engine import InputError, log
 from ..engine.errors import one_line
 from ..engine.families import TINY
-from . import tiny
+from . import files, tiny
 from .conversion import from_file
 from .host import EngineVAE
 from .panel import Question, answer, network_of
@@ -147,7 +147,8 @@ def _small(vae: EngineVAE, latent: Tensor, wishes: Settings, notes: list[str]) -
 
 
 def _failed(error: Exception, notes: list[str]) -> None:
-    text = f"no preview of all frames: {one_line(str(error) or type(error).__name__, 200)}"
+    why = files.without_folders(str(error)) or type(error).__name__
+    text = f"no preview of all frames: {one_line(why, 200)}"
     log.once(f"decode: {text}")
     notes.append(text)
 

@@ -26,6 +26,8 @@ class Folders:
         host.get_folder_paths = lambda kind: [str(base / kind)] if kind != "checkpoints" else []
         host.recursive_search = lambda folder, excluded_dir_names: ([p.name for p in Path(folder).iterdir()], {})
         host.get_full_path_or_raise = self.full
+        for kind in ("output", "input", "temp"):
+            setattr(host, f"get_{kind}_directory", lambda at=str(base / kind): at)
 
     def full(self, kind: str, name: str) -> str:
         if not (self.base / kind / name).is_file():

@@ -163,8 +163,11 @@ function lastRun(result) {
 function outcome(plan) {
   const numbers = { used: number(plan.predicted_gb), target: `${number(plan.target_gb)} GB`, how: layout(plan), exact: exactness(plan) };
   const key = plan.gpus > 1 ? "fits_gpus" : plan.target_gb ? "fits" : "takes";
-  return t(key, { ...numbers, n: plan.gpus, all: gb(plan.predicted_gb) });
+  return named(plan, t(key, { ...numbers, n: plan.gpus, all: gb(plan.predicted_gb) }));
 }
+
+// First of all whose frames they are.
+const named = (facts, text) => (facts?.draft ? `${t("draft", { name: facts.draft })} · ${text}` : text);
 
 // The widget of a node, if it has one and no other node sets it.
 function draftOf(node) {
@@ -187,7 +190,6 @@ const isApproximate = (facts, precision) => facts?.draft || facts?.mode === "ble
 const mood = (facts, precision) => (isApproximate(facts, precision) ? "approximate" : "good");
 
 function exactness(plan) {
-  if (plan.draft) return t("draft", { name: plan.draft });
   return t(isApproximate(plan, plan.precision) ? "approximate" : "exact");
 }
 
@@ -198,5 +200,5 @@ function summary(report) {
   else if (report.predicted_gb) parts.push(t("about", { size: gb(report.predicted_gb) }));
   if (facts) parts.push(layout(facts), exactness({ ...facts, precision: report.precision }));
   else parts.push(report.load_seconds === null ? t("host_short") : report.precision);
-  return parts.join(" · ");
+  return named(facts, parts.join(" · "));
 }
