@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 from pages import opened
 from safetensors.torch import save_file
@@ -37,6 +40,11 @@ def taew(comfy):
     path.unlink(missing_ok=True)
 
 
+def write(path: Path) -> None:
+    drawn = random_checkpoint(Config(None, (8, 8, 12, 16)), architecture=ARCHITECTURE).tensors
+    save_file({n: t for n, t in drawn.items() if n not in (SCALE, SHIFT)}, path)
+
+
 @pytest.mark.parametrize(("renderer", "language"), [("canvas", "en"), ("vue", "zh")])
 def test_a_draft_and_the_way_back(browser, comfy, host_places, shots, taew, renderer, language):
     words = WORDS[language]
@@ -55,8 +63,7 @@ def test_a_draft_and_the_way_back(browser, comfy, host_places, shots, taew, rend
     browser("js", source=put(DECODE, "draft", True))
     assert until(browser, "refused")[2] == words["missing"]
     assert seen("missing") == ["refused", "bad"]
-    drawn = random_checkpoint(Config(None, (8, 8, 12, 16)), architecture=ARCHITECTURE).tensors
-    save_file({n: t for n, t in drawn.items() if n not in (SCALE, SHIFT)}, taew)
+    write(taew)
     browser("js", source=REFRESH)
     text = until(browser, "planned")[2]
     assert text.startswith(words["draft"]) and seen("planned") == ["planned", "approximate"]
@@ -86,3 +93,38 @@ def test_a_draft_and_the_way_back(browser, comfy, host_places, shots, taew, rend
     browser("key", keys="Escape")
     assert words["missing"] in until(browser, "failed")[2]
     browser("problems", forget=True)
+
+
+PREVIEWS = "void app.extensionManager.setting.set('Comfy.Execution.PreviewMethod', {!r})"
+#: The pictures that the decode has shown by now, by their sizes in bytes.
+GATHER = """void (() => {
+  window.__shown = new Set();
+  const gather = ({ detail: { displayNodeId, blob } }) => window.__shown.add(`${displayNodeId} ${blob.size}`);
+  app.api.addEventListener("b_preview_with_metadata", gather);
+})()"""
+
+
+@pytest.mark.parametrize("renderer", ["canvas", "vue"])
+def test_all_frames_are_played_on_the_node(browser, comfy, host_places, shots, taew, renderer):
+    """While the decode runs, whichever way the node is drawn; the stop button ends both."""
+    write(taew)
+    vae = tiny_wan(comfy, host_places).name
+    opened(browser, comfy, renderer)
+    browser("js", source=PREVIEWS.format("auto"))
+    loaded = lines(vae)
+    loaded["nodes"][1]["widgets_values"] = [256, 192, 65, 1]
+    browser("load", workflow=loaded)
+    browser("js", source=GATHER)
+    browser("js", source="void app.queuePrompt(0, 1)")
+    for _ in range(300):
+        time.sleep(0.2)
+        if len(shown := browser("js", source="[...window.__shown]")) > 12:
+            break
+    browser("view", file=str(shots / f"film-{renderer}.png"))
+    assert until(browser, "running", "ran")[0] == "running"  # not all of them come at the end
+    time.sleep(1)
+    browser("view", file=str(shots / f"film-{renderer}-later.png"))
+    assert {name.split()[0] for name in shown} == {"3"} and len(shown) > 12
+    browser("js", source="void app.api.interrupt()")
+    until(browser, "cancelled")
+    browser("js", source=PREVIEWS.format("default"))
