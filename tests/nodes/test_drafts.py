@@ -147,10 +147,13 @@ def test_all_frames_are_played_while_the_decode_runs(folders, vae, screen, monke
     path = folders.write("taew2_1.safetensors", "video")
     monkeypatch.setattr(folders.pack.drafts, "PREVIEW_SIZE", 32)  # half of the latent's pixels
     frames, report = decoded(folders.pack, vae)
-    less = LATENT[:, :, :, :4].unflatten(3, (2, 2)).unflatten(5, (3, 2)).mean((4, 6))
+    less = LATENT.unflatten(3, (2, 2)).unflatten(5, (3, 2)).mean((4, 6))
+    mean = less.mean((2, 3, 4), keepdim=True)
+    before, now = (x.std((2, 3, 4), correction=0, keepdim=True) for x in (LATENT, less))
+    less = mean + (less - mean) * before / now
     film = load(path, device="cpu").decode(less, output="uint8")[0].numpy()
     assert film.shape == (9, 16, 24, 3)
-    assert all(np.array_equal(*pair) for pair in zip(screen.pictures, film, strict=False))
+    assert all(np.abs(a.astype(int) - b).max() <= 1 for a, b in zip(screen.pictures, film, strict=False))
     assert len(screen.pictures) >= 9 and screen.rest == {"pictures": False}
     assert "preview of all frames by taew2_1.safetensors: " in report["text"]
     count = len(screen.pictures)
