@@ -246,5 +246,6 @@ class VideoVAE(Face, Encoding, OldNames):
             z = self.model.packing.unpack(z)
         check_frame(self.model.decoder.program, *z.shape[3:])
         with self._claimed("decoder") as vae, vae._scope():
-            chunks = vae._plain.frames(z, Steps(chunk, frames), vae.device, no_check)
+            eager = vae._family.get("decoder", vae._plain)
+            chunks = eager.frames(z, Steps(chunk, frames), vae.device, no_check)
             return torch.cat([y for part in chunks for y in part], 2)

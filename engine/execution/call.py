@@ -32,7 +32,6 @@ from .components import other_half
 from .core import Core
 from .guard import Guard, NonFinite, scoped
 from .identity import WeightsChanged
-from .noise import words_of_noise
 from .progress import OnPlan, Ticker
 from .results import Finished, Results
 from .video import StreamVideo, TensorVideo
@@ -66,9 +65,8 @@ def decode(
     guard.alone = policy is None
     first, last = core.model.decoder.program.window(wanted.start, wanted.stop, count)
     report.lead = core.model.decoder.program.warm_up(wanted.start, first)
-    if core.model.decoder.program.noisy:
-        frames = core.model.decoder.program.frames(count)
-        report.noise = words_of_noise(seed, frames, core.spatial * h, core.spatial * w, core.dtype)
+    if (component := core._family.get("decoder")) is not None:
+        component.begin(report, (count, h, w), seed)
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
         return vae._half("decoder", plan, seed).through(z, plan, results, guard, wanted)
@@ -156,7 +154,7 @@ def _planning(
             return again(None if changed or vae is not core else kept)
         except PlanError:
             # Weights that wait on the device for the next decode may be all that is in the way.
-            if vae._family is None or half == "decoder" or not vae._family.release(keep=half):
+            if half == "decoder" or not sum(c.release(keep=half) for c in vae._family.values()):
                 raise
         return again()
 
@@ -337,7 +335,7 @@ def _describe_graphs(vae: Core, report: Report, plan: Plan) -> None:
     """Fill in the report's part on CUDA graphs after a run."""
     if not plan.kept or "cuda_graphs" in dict(report.off):
         return
-    runs = vae._component(plan).runs
+    runs = vae._component(f"{report.operation}r", plan).runs
     if runs.no_graphs:
         report.off.append(("cuda_graphs", runs.no_graphs))
         return

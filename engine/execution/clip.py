@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..network.program import Program
 from ..network.sectioned import Sectioned
-from ..network.steps import UNKNOWN, Latents, chunk_end, frames_of, together
+from ..network.steps import UNKNOWN, Latents, chunk_end, frames_of
 from ..planning.plan import Plan
 from .guard import Guard, scoped
 from .passes import Clips, Cut, Emit, Half, Part, Pass, Span
@@ -56,9 +56,7 @@ def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, w
 
     if not plan.tiled:
         whole = half.whole(clips)
-        most = plan.steps.frames or half.temporal * plan.steps.latents
-        if whole.gives and half.ahead:
-            most = together(half.program)
+        most = whole.at_once or plan.steps.frames or half.temporal * plan.steps.latents
         yield from scoped(whole.aside, _whole(half, whole, clips, cut, results, most))
         return
     low, tile = half.low(clips), half.tile(clips)

@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import torch
 
 from ..planning.plan import Plan
+from ..report import Report
 from .guard import Guard
 from .results import Results
+from .reuse import Runs
 
 
 class Ready(Protocol):
@@ -29,7 +31,11 @@ class Ready(Protocol):
 
 
 class Component(Protocol):
-    """Encoder and decoder of one model on one route, for the plans of `planning/plans.py`'s class on that route."""
+    """Encoder and decoder of one model on one route, for the plans of `planning/plans.py`'s class on that route.
+
+    runs: its runs, where a plan is `kept`. A family's own one also has `begin`."""
+
+    runs: Runs
 
     def half(self, name: str, plan: Plan, device: torch.device, scale: float, seed: int | None) -> Ready:
         """Return "encoder" or "decoder" for a run. scale: latents are divided by it. seed: of noise in a decoder."""
@@ -39,3 +45,6 @@ class Component(Protocol):
 
     def release(self, keep: str = "") -> int:
         """Free what it made of weights, except of the component `keep`; return their bytes."""
+
+    def begin(self, report: Report, size: tuple[int, int, int], seed: int | None) -> None:
+        """Note in the report what a decode begins with. size: latents and their rows and columns. seed: of noise."""

@@ -4,12 +4,13 @@ modules."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..families import own
 from ..network.architecture import Architecture
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
 from ..network.gathered import gathered
@@ -26,8 +27,8 @@ from ..precision.policies import Policies
 from ..precision.policy import Policy
 from ..runtime.kept import KEPT
 from ..system.devices import empty_device_cache
+from .component import Component
 from .fused_pass import FusedComponent
-from .noise import FrameNoise
 from .plain_pass import PlainComponent
 from .reuse import Runs
 
@@ -35,6 +36,18 @@ from .reuse import Runs
 def other_half(half: str) -> str:
     """Return the other one of "encoder" and "decoder"."""
     return "encoder" if half == "decoder" else "decoder"
+
+
+def of_family(model: Network, *given: Any) -> dict[str, Component]:
+    """Return what runs the components ("encoder", "decoder") that their family runs itself, one object for those of one
+    package. given: its further arguments."""
+    found, made = {}, dict[object, Component]()
+    for name in ("encoder", "decoder"):
+        half = getattr(model, name)
+        module = None if half is None else own(half.program, "components")
+        if module is not None:
+            found[name] = made.get(module) or made.setdefault(module, module.Components(model, *given))
+    return found
 
 
 class FusedComponents:
@@ -131,19 +144,13 @@ class PlainComponents:
     with the weights on the device, made at its first use and kept for the next run until `release`: before the
     component runs fused, or with the packed weights."""
 
-    def __init__(
-        self, model: Network, architecture: Architecture, dtype: torch.dtype, options: Options, kind: str | None = None
-    ) -> None:
-        """kind: type of 8-bit products that scale their own operands, where the network has such."""
+    def __init__(self, model: Network, architecture: Architecture, dtype: torch.dtype, options: Options) -> None:
         self._model = model
-        self._architecture = architecture
-        self._dtype, self._kind = dtype, kind
-        self._last, self._overlap = options.channels_last_3d is True, options.overlap
+        self.architecture = architecture
+        self._dtype, self._last = dtype, options.channels_last_3d is True
         self._copies: dict[str, Half] = {}
         #: Bytes of each parameter of a copy.
         self._sizes: dict[str, list[int]] = {}
-        #: What steps made of each component's weights, and the stream on which they did.
-        self._kept: dict[str, tuple[object, dict[Hashable, Any]]] = {}
 
     @property
     def layout(self) -> str:
@@ -173,7 +180,6 @@ class PlainComponents:
 
     def release(self, keep: str = "") -> int:
         """Free the copies, except that of the component `keep`; return their bytes."""
-        self._kept = {name: kept for name, kept in self._kept.items() if name == keep}
         gone = [name for name in self._copies if name != keep]
         freed = sum(map(self.packed_bytes, gone))
         for name in gone:
@@ -183,19 +189,8 @@ class PlainComponents:
     def half(
         self, name: str, plan: Plan, device: torch.device, scale: float, seed: int | None = None
     ) -> PlainComponent:
-        a, there = self._architecture, self.there(name, device)
-        return PlainComponent(
-            there, a.spatial, a.temporal, scale, self._dtype, device, seed, self._overlap, self._kind,
-            self._kept_of(name, device),
-        )
-
-    def _kept_of(self, name: str, device: torch.device) -> dict[Hashable, Any]:
-        """Return what steps made of a component's weights in earlier calls; nothing where that was on another stream,
-        on which it may not be complete."""
-        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        if name not in self._kept or self._kept[name][0] != stream:
-            self._kept[name] = stream, {}
-        return self._kept[name][1]
+        a, there = self.architecture, self.there(name, device)
+        return PlainComponent(there, a.spatial, a.temporal, scale, self._dtype, device, seed)
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]
@@ -205,18 +200,8 @@ class PlainComponents:
         half = self.there("decoder", device)
         if half.program.piece:
             steps = half.program.fixed(z.shape[2])
-
-        def decoded(z: Tensor, noise: Callable[[int], Tensor] | None = None) -> Iterator[Iterator[Tensor]]:
-            parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
-            return decode_frames(half, decode_features(half, parts, check), steps, check, noise=noise, kind=self._kind)
-
-        if not half.program.noisy:
-            return decoded(z)
-        sides = (self._architecture.spatial * n for n in z.shape[3:])
-        noise = FrameNoise(None, half.program.frames(z.shape[2]), *sides, self._dtype, device, len(z))
-        clips = [decoded(one[None], functools.partial(noise, clip=i)) for i, one in enumerate(z)]
-        chunks = zip(*clips, strict=True)
-        return (iter([torch.cat([torch.cat(list(frames), 2) for frames in chunk])]) for chunk in chunks)
+        parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
+        return decode_frames(half, decode_features(half, parts, check), steps, check)
 
     def moments(
         self, video: Iterator[Tensor], steps: Steps, device: torch.device, check: Callable[[], None]

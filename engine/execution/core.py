@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from .. import log
 from ..checkpoints.source import Source
 from ..errors import InputError
-from ..families import own
 from ..kernels.targets import Target
 from ..network import codes
 from ..network.architecture import Architecture, colours_of
@@ -37,7 +36,7 @@ from ..system.devices import empty_host_cache, numbered
 from ..system.extension import needed
 from .calls import Calls
 from .component import Component, Ready
-from .components import FusedComponents, PlainComponents, other_half
+from .components import FusedComponents, PlainComponents, of_family, other_half
 
 T = TypeVar("T", bound="Core")
 
@@ -85,7 +84,7 @@ class Core(Calls):
         model, dtype = self.model, self.dtype
         self._parameters = tuple(model.parameters())  # every plan counts their bytes; collecting them takes longer
         self._mixed = self._mode_of(options)
-        self._plain = PlainComponents(model, self.architecture, dtype, options, self._mixed.mode.kind)
+        self._plain = PlainComponents(model, self.architecture, dtype, options)
         here = weakref.proxy(self)  # no cycle: an unused VAE is freed at once, with its weights
         self.planner = make_planner(
             self.architecture, model.config, dtype, options, self._mixed.mode, lambda: here.fused() is not None,
@@ -95,11 +94,8 @@ class Core(Calls):
         self._choices.read_ahead(half for half in ("decoder", "encoder") if getattr(model, half) is not None)
         self.planner.walk.lacks = self._choices.lacks
         self._fused = FusedComponents(model, self.planner.walk, self.device, self._mixed)
-        module = own(self.architecture, "components")
-        #: The components that the family runs in a way of its own; None: it has no such way.
-        self._family: Component | None = None if module is None else module.Components(
-            model, dtype, options, self._mixed.mode.kind, self._fused, self._plain
-        )
+        #: What runs the components that their family runs itself.
+        self._family = of_family(model, dtype, options, self._mixed.mode.kind, self._fused, self._plain)
 
     def _mode_of(self, options: Options) -> Policies:
         arch, off = self.architecture, self._no_8_bit()
@@ -310,14 +306,14 @@ class Core(Calls):
 
     def _half(self, name: str, plan: Plan, seed: int | None = None) -> Ready:
         """Return a component for one run. seed: of the noise that a decoder adds between its convolutions."""
-        return self._component(plan).half(name, plan, self.device, self.scale, seed)
+        return self._component(name, plan).half(name, plan, self.device, self.scale, seed)
 
-    def _component(self, plan: Plan) -> Component:
-        """Return what runs a plan."""
-        return self._family if plan.own is not None else self._fused if plan.fused else self._plain
+    def _component(self, half: str, plan: Plan) -> Component:
+        """Return what runs a plan of "encoder" or "decoder"."""
+        return self._family.get(half) or (self._fused if plan.fused else self._plain)
 
-    def _components(self) -> Iterator[Component]:
-        yield from filter(None, (self._family, self._fused, self._plain))
+    def _components(self) -> tuple[Component, ...]:
+        return *dict.fromkeys(self._family.values()), self._fused, self._plain
 
     def inside(self, z: Tensor) -> Tensor:
         """Return latents [B, C, T, h, w] from outside in the form of the network and its plans. Pictures become one

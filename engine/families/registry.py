@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ..errors import InputError
 from ..network.architecture import Architecture, KeySet
+from ..network.program import Program
 from . import (
     cogvideox,
     cosmos,
@@ -95,13 +96,13 @@ def by_name(name: str) -> Architecture | None:
     return next((a for a in ARCHITECTURES if a.name == name), None)
 
 
-def own(architecture: Architecture, part: str) -> ModuleType | None:
-    """Return a module of a family that plans and runs its components in a way of its own; None: of the others.
+def own(program: Program, part: str) -> ModuleType | None:
+    """Return a module of the family that plans and runs this component in a way of its own; None: the core does.
 
     part: "plans" (its class Plans is one of planning/plans.py), "components" (Components: of execution/component.py) or
     "launches" (launch(half, dtype, kind) launches all kernels, as planning/launches.py wants it).
     """
-    return import_module(f"{architecture.component}.running.{part}") if architecture.component else None
+    return import_module(f"{program.component}.running.{part}") if program.component else None
 
 
 #: Names that people give to VAEs, in letters and digits alone -> the family.

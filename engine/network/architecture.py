@@ -160,8 +160,6 @@ class Architecture:
     #: The sections of clips whose latents are all made of frames of their own. With more than one latent they count the
     #: frames of a decode, too.
     sections: Sections | None = None
-    #: The package of `engine/families` that plans and runs its components in a way of their own (`registry.own`).
-    component: str = ""
     #: Its products take a file's int8 codes as they are.
     coded: bool = False
     #: ComfyUI's class of such a network, whose rule of blending tiles depends on its version.

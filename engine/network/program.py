@@ -67,12 +67,6 @@ class Step:
     waits: bool = False
     #: Eager execution launches kernels of ours.
     launches: ClassVar[bool] = False
-    #: Numbers of passes in which eager execution can take a clip, from most memory to least (`parked`: between them).
-    passes: ClassVar[tuple[int, ...]] = (1,)
-    #: It is the last one, and gives results one after the other (`each`), although one input may bring many.
-    lazy: ClassVar[bool] = False
-    #: It begins with noise, as many values as there are pixels, which `State.noise` gives it.
-    noisy: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = False  #: The fused form works in a Program whose convolutions look ahead.
     #: Its products take 8-bit operands without calibration: each row has its own scale.
     scales: ClassVar[bool] = False
@@ -90,13 +84,13 @@ class Step:
         return part(self.name)(x, state)
 
     def each(self, part: Callable[[str], nn.Module], x: Tensor, state: State) -> Iterator[Tensor]:
-        """Yield the results of `plain` in parts."""
+        """Yield the results of `plain`, in parts where one input may bring many."""
         yield self.plain(part, x, state)
 
     def memory(self, latents: int, height: int, width: int, itemsize: int, passes: int = 1,
                kernels: bool = True) -> int | None:  # fmt: skip
         """Return the most bytes of eager execution, with `kernels` of its own or without; None: a dry run finds it.
-        passes: 0 for the part of a noisy step before its first frames meet their noise."""
+        passes: as of Steps."""
         return None
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Any:
@@ -184,13 +178,16 @@ class Program:
     #: start, after steps up to the last change of the frame rate that see the whole clip; latents of an encoder,
     #: counted from the clip's end, so that its first piece may be shorter. 0: any number.
     piece: int = 0
+    #: The package of `engine/families` that plans and runs it in a way of its own (`registry.own`); "": the core does.
+    component: str = ""
 
     @classmethod
     def of(
-        cls, half: Literal["encoder", "decoder"], takes: int, *items: Step | Mark, piece: int = 0, **style: Any
-    ) -> Program:
+        cls, half: Literal["encoder", "decoder"], takes: int, *items: Step | Mark, piece: int = 0, component: str = "",
+        **style: Any,
+    ) -> Program:  # fmt: skip
         """Return a Program; `style` has the fields of Style that differ from the default."""
-        return cls(half, items, takes, Style(**style), piece)
+        return cls(half, items, takes, Style(**style), piece, component)
 
     @functools.cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -207,8 +204,6 @@ class Program:
     def parts(self) -> tuple[tuple[Step, ...], ...]:
         """Return (steps that see whole frames, that change the frame rate, that take single frames), in their order."""
         steps, tiles = self.steps, self.before(TILES)
-        if any(s.lazy for s in steps):
-            return steps[:tiles], (), steps[tiles:]
         if self.half == "decoder":
             last = max((i for i, s in enumerate(steps, 1) if s.time != (1, 1)), default=tiles)
             return steps[:tiles], steps[tiles : max(last, tiles)], steps[max(last, tiles) :]
@@ -241,11 +236,6 @@ class Program:
     def scales(self) -> bool:
         """Return whether a step has products that scale 8-bit operands at run time."""
         return any(s.scales for s in self.every())
-
-    @property
-    def noisy(self) -> bool:
-        """Return whether a step begins with noise of the clip's frames."""
-        return any(s.noisy for s in self.steps)
 
     @functools.cached_property
     def late(self) -> bool:

@@ -6,7 +6,6 @@ on chunks, bands or steps. So a few dry runs of a chunk show all of it, each in 
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,9 +25,7 @@ from ..kernels.prebuilt.library import library
 from ..kernels.targets import Target
 from ..network.architecture import Architecture
 from ..network.fused import FusedDecoder, FusedEncoder
-from ..network.plain import Half
 from ..network.program import Program
-from ..network.state import State
 from ..options import Options
 from ..precision.policy import EXACT, MIN_CHANNELS, Policy, Range
 from ..runtime.context import ExecutionContext
@@ -72,9 +69,7 @@ def launches(
                 work()
         elif (found := getattr(meta_model(architecture, config), half)) is None:
             pass
-        elif found.program.launches:
-            _eagerly(copy.deepcopy(found).to(dtype), kind)
-        elif (module := own(architecture, "launches")) is not None:
+        elif (module := own(found.program, "launches")) is not None:
             module.launch(found, dtype, kind)
     return keys_of(calls)
 
@@ -212,13 +207,6 @@ def _latents(channels: int, count: int, side: int) -> Tensor:
 
 def _frames(network: FusedEncoder, count: int, size: int) -> Tensor:
     return torch.empty(count, size, size, network.takes, device=META, dtype=torch.float32)
-
-
-def _eagerly(half: Half, kind: str | None) -> None:
-    """Run one latent, which is a whole clip, without values."""
-    side, state = LARGE // 8, State()
-    state.kind, state.ending = kind, True
-    half(torch.empty(1, half.program.takes, 1, side, side, device=META, dtype=next(half.parameters()).dtype), state)
 
 
 def _nothing(_: Any) -> None:

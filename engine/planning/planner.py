@@ -67,10 +67,11 @@ class Planner:
         return PlainPlans(self._known)
 
     @functools.cached_property
-    def _own(self) -> Plans | None:
-        """Return the plans of a family's own component; None: it has none."""
-        module = own(self.walk.architecture, "plans")
-        return None if module is None else module.Plans(self._known)
+    def _own(self) -> dict[str, Plans]:
+        """Return the plans of the components that their family plans itself."""
+        halves = {name: half for name in ("encoder", "decoder") if (half := getattr(self._model, name)) is not None}
+        found = {name: own(half.program, "plans") for name, half in halves.items()}
+        return {name: module.Plans(self._known) for name, module in found.items() if module is not None}
 
     @functools.cached_property
     def _model(self) -> Network:
@@ -234,7 +235,7 @@ class Planner:
 
     def _plans(self, ask: Ask, tiles: Grid) -> Plans:
         """Return the plans of the component in these tiles: a family's own, fused ones, or those of plain torch."""
-        return self._own or (self._fusing if self._runs_fused(ask, tiles) else self._eager)
+        return self._own.get(ask.half) or (self._fusing if self._runs_fused(ask, tiles) else self._eager)
 
     def _program(self, half: str) -> Program:
         return getattr(self._model, half).program
@@ -284,7 +285,8 @@ class Planner:
             _, least = self._fusing.leanest(ask, self._whole(ask))
             device, host = least.device, least.host
         else:
-            device, host = self._eager.leanest(replace(ask, host=None), self._whole(ask))
+            whole = self._whole(ask)
+            device, host = self._plans(ask, whole).leanest(replace(ask, host=None), whole)
         if host <= ask.host:
             return last
         needed = self._besides(ask.half, fused) + device

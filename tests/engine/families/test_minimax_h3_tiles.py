@@ -91,10 +91,10 @@ def test_resident_weights(make, noise):
     vae, z = make(), noise(1, 24, 1, 3, 3)
     alone = vae.plan_encode(1, 3, 3)
     vae.decode(z)
-    kept = vae._family._tokens
+    kept = vae._family["decoder"]._tokens
     assert kept is not None and vae.plan_encode(1, 3, 3).peak_bytes == alone.peak_bytes + kept.nbytes
     vae.decode(z)
-    assert vae._family._tokens is kept
+    assert vae._family["decoder"]._tokens is kept
 
 
 def test_groups(make, noise, monkeypatch):
@@ -267,10 +267,10 @@ def test_replayed_layers_have_the_same_bits(make, noise, recorded, precision):
     expected = [plain.decode(z) for z in pictures]
     assert not torch.equal(expected[1], expected[2]) and why_no_graphs(plain) == "switched off"
     for z, frames, count in zip(pictures, expected, (0, 1, 1), strict=True):
-        assert torch.equal(vae.decode(z), frames) and vae._family.runs.replayed == (count, 1)
+        assert torch.equal(vae.decode(z), frames) and vae._family["decoder"].runs.replayed == (count, 1)
     assert "1 of 1 chunks replayed" in vae.last_report.mode and why_no_graphs(vae) is None
     clip = noise(1, 24, 8, 3, 5)
-    assert torch.equal(vae.decode(clip), plain.decode(clip)) and vae._family.runs.replayed == (3, 4)
+    assert torch.equal(vae.decode(clip), plain.decode(clip)) and vae._family["decoder"].runs.replayed == (3, 4)
 
 
 def test_graphs_go_with_the_weights_they_read(make, noise, recorded):
@@ -363,8 +363,9 @@ def test_profiles_of_decodes_have_all_work(make, noise, precision):
     work = vae.model.decoder.program.work(7, 3, 5).flop
     # What the program counts besides are products of latents, and those of registers at the end; products in 8 bit
     # have rows that hold nothing.
-    tokens = tokens_of(vae._family._tokens.step, 7, 3, 4)  # of one of its tiles
-    assert 0.95 * work < sum(r.flop for r in found.rows) <= work * product_rows(tokens, vae._family._kind) / tokens
+    decoder = vae._family["decoder"]
+    tokens = tokens_of(decoder._tokens.step, 7, 3, 4)  # of one of its tiles
+    assert 0.95 * work < sum(r.flop for r in found.rows) <= work * product_rows(tokens, decoder._kind) / tokens
 
 
 def test_profiles_of_encodes_are_those_of_tiles(make, noise):

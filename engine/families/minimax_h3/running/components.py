@@ -21,6 +21,7 @@ from ....network.steps import Steps
 from ....network.stream import encode_features, encode_moments
 from ....options import Options
 from ....planning.plan import Plan
+from ....report import Report
 from ....system.devices import empty_device_cache
 from ..program import TiledProgram
 from ..tiles import Blend
@@ -53,6 +54,9 @@ class Components:
                 self._fused.encoder(), self._model.encoder.program, self._options, plan.steps.frames
             )
         return PlainTileEncoder(self._plain.there(name, device), self._dtype, plan.steps)
+
+    def begin(self, report: Report, size: tuple[int, int, int], seed: int | None) -> None:
+        """Note nothing: a decode begins with its latents alone."""
 
     def _decoder(self, plan: Plan, device: torch.device) -> TokenComponent:
         """Return the decoder with as many layers on the device as the plan says."""
