@@ -38,7 +38,7 @@ from .request import (
     check_video,
 )
 from .runtime.scope import as_usual
-from .system.extension import provider
+from .system.extension import needed, provider
 
 
 class Notes(Protocol):
@@ -322,7 +322,5 @@ def run(vae: Core, devices: Devices, mixed: bool, job: Job, plan: Plan | None) -
     """Run a job on one device or on several. Args, yields: those of `Several.run`."""
     if alone(vae, devices):
         return job.alone(vae, plan)
-    several: Several | None = provider("devices")
-    if several is None:
-        raise InputError("several devices are for engine/extras/distributed, which is not there: leave them out")
+    several: Several = needed("devices")
     return several.run(vae, devices, mixed, job, plan)

@@ -7,13 +7,13 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import log
 from ..errors import PlanError
-from ..extras.eight_bit.sampling import latent_samples, video_samples
 from ..kernels.conv3d.tuned import held
 from ..kernels.targets import target
 from ..planning.cost import tuned
@@ -36,6 +36,8 @@ from .progress import OnPlan, Ticker
 from .results import Finished, Results
 from .video import StreamVideo, TensorVideo
 
+#: cut(clip) returns the parts of a clip that samples are (precision/policies.Samples).
+Cut = Callable[[Any], list[Tensor]]
 #: Part of its memory by which a run of plain torch is allowed more.
 MORE = 8
 
@@ -120,15 +122,17 @@ def encode(
     report.complete = True
 
 
-def decoder_samples(z: clip.Latents, vae: Core, device: torch.device | None = None) -> list[Tensor]:
-    """Return the samples that settle the decoder's operands, unscaled, on `device` (None: the VAE's)."""
-    return [p.to(device or vae.device).float() / vae.scale for p in latent_samples(z)]
+def decoder_samples(z: clip.Latents, vae: Core, cut: Cut, device: torch.device | None = None) -> list[Tensor]:
+    """Return the samples that settle the decoder's operands, cut from `z`, unscaled, on `device` (None: the VAE's)."""
+    return [p.to(device or vae.device).float() / vae.scale for p in cut(z)]
 
 
-def encoder_samples(video: TensorVideo | StreamVideo, vae: Core, device: torch.device | None = None) -> list[Tensor]:
-    """Return the samples that settle the encoder's operands, on `device` (None: the VAE's)."""
+def encoder_samples(
+    video: TensorVideo | StreamVideo, vae: Core, cut: Cut, device: torch.device | None = None
+) -> list[Tensor]:
+    """Return the samples that settle the encoder's operands, cut from `video`, on `device` (None: the VAE's)."""
     in_units = vae.model.encoder.program.in_units
-    return [in_units(p.to(device or vae.device)) for p in video_samples(video.sample())]
+    return [in_units(p.to(device or vae.device)) for p in cut(video.sample())]
 
 
 def _planning(
@@ -142,7 +146,7 @@ def _planning(
     def plan(vae: Core, below: int) -> Plan:
         nonlocal made
         kept, made = made, None
-        changed = not below and vae._settle(half, lambda *there: samples(vae, *there), policy)
+        changed = not below and vae._settle(half, functools.partial(samples, vae), policy)
         if changed and kept is not None and vae is core and core.on_change is not None:
             kept, changed = core.on_change(vae.planner), False
         again = functools.partial(vae._plan, half, size(), request, rest, below, check, drawn)
@@ -322,8 +326,7 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
 
 def _describe_operands(vae: Core, report: Report) -> None:
     half = f"{report.operation}r"
-    report.operands = vae._mixed.describe(half)
-    vae._mixed.note(report, half)
+    vae._mixed.describe(half, report)
     if vae.device.type == "cuda" and "fp8" in vae._mixed.policy(half).kinds.values():
         log.once(f"sm_{target(vae.device).capability} FP8 Path Activated.", log.info)
 

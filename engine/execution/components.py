@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..extras.eight_bit.prepared import gathered, load, recipe, save
-from ..extras.eight_bit.store import Store
 from ..families import own
 from ..network.architecture import Architecture
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
+from ..network.gathered import gathered
 from ..network.offload import lent, moving, moving_bytes
 from ..network.packed import HEAVY
 from ..network.plain import Half, Network
@@ -24,6 +23,7 @@ from ..options import Options
 from ..planning.besides import reserved_for
 from ..planning.fused_walk import FusedWalk
 from ..planning.plan import Plan
+from ..precision.policies import Policies
 from ..precision.policy import Policy
 from ..runtime.kept import KEPT
 from ..system.devices import empty_device_cache
@@ -53,16 +53,16 @@ def of_family(model: Network, *given: Any) -> dict[str, Component]:
 class FusedComponents:
     """The fused components of one model: packed when first used, dropped by `release`."""
 
-    def __init__(self, model: Network, walk: FusedWalk, device: torch.device, store: Store | None = None) -> None:
-        """walk: the dry run that plans follow; `use` changes it too. device: of the packed weights. store: where 8-bit
-        ones are kept."""
+    def __init__(self, model: Network, walk: FusedWalk, device: torch.device, policies: Policies) -> None:
+        """walk: the dry run that plans follow; `use` changes it too. device: of the packed weights. policies: of the
+        VAE, which may know a packed network already."""
         self._model = model
         self._walk = walk
         self._device = device
         self._architecture = walk.architecture
         self._dtype = walk.dtype
         self._options = walk.options
-        self._store = store or Store(None)
+        self._policies = policies
         self._packed: dict[str, FusedDecoder | FusedEncoder] = {}
         self.runs = Runs(walk.options.cuda_graphs, walk.rate)
 
@@ -129,20 +129,11 @@ class FusedComponents:
         return self._packed[half]
 
     def _prepared(self, half: str) -> FusedDecoder | FusedEncoder:
-        """Return the packed network: 8-bit weights from the store, where they have been packed before; 16-bit ones cost
-        less to pack than to read."""
-        if not self._walk.in_8_bit(half):
-            return self._pack(half, self._model)
-        options, place = self._options, self._store.prepared(half)
-        operands = self._walk.operands(half)
+        options, operands = self._options, self._walk.operands(half)
         form = f"F(2x2, 3x3) but {HEAVY} weights" if operands.winograd else False
-        made_from = recipe(operands, options.composed_upsample, options.flash_attention, form)
-        network = None if place is None else load(self._walk.network(half), place, made_from, self._device)
-        if network is None:
-            network = self._pack(half, self._model)
-            if place is not None and self._store.holds:
-                save(network, place, made_from)
-        return network
+        made_of = operands, options.composed_upsample, options.flash_attention, form
+        make, plan = functools.partial(self._pack, half, self._model), functools.partial(self._walk.network, half)
+        return self._policies.packed(make, plan, made_of, half, self._device)
 
     def _pack(self, half: str, model: Network) -> FusedDecoder | FusedEncoder:
         return fuse(getattr(model, half), self._dtype, self._options, self._walk.operands(half), self._device)

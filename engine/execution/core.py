@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from .. import log
 from ..checkpoints.source import Source
 from ..errors import InputError
-from ..extras.eight_bit.mixed import Mixed
 from ..kernels.targets import Target
 from ..network import codes
 from ..network.architecture import Architecture, colours_of
@@ -27,11 +27,13 @@ from ..planning.make import decided, make_planner, mode_here, switched_off
 from ..planning.plain_walk import Torch
 from ..planning.plan import Plan
 from ..planning.planner import Planner
+from ..precision.policies import Fixed, Policies, Samples
 from ..precision.policy import Policy
 from ..request import Request
 from ..runtime.kept import KEPT
 from ..runtime.pinned import POOL
 from ..system.devices import empty_host_cache, numbered
+from ..system.extension import needed
 from .calls import Calls
 from .component import Component, Ready
 from .components import FusedComponents, PlainComponents, of_family, other_half
@@ -91,11 +93,11 @@ class Core(Calls):
         self._choices = Choices(self.planner.walk, self.device, self._mixed.mode)
         self._choices.read_ahead(half for half in ("decoder", "encoder") if getattr(model, half) is not None)
         self.planner.walk.lacks = self._choices.lacks
-        self._fused = FusedComponents(model, self.planner.walk, self.device, self.store)
+        self._fused = FusedComponents(model, self.planner.walk, self.device, self._mixed)
         #: What runs the components that their family runs itself.
         self._family = of_family(model, dtype, options, self._mixed.mode.kind, self._fused, self._plain)
 
-    def _mode_of(self, options: Options) -> Mixed:
+    def _mode_of(self, options: Options) -> Policies:
         arch, off = self.architecture, self._no_8_bit()
         halves = [half for half in ("encoder", "decoder") if getattr(self.model, half) is not None]
         here = self.asked, self._float, self.dtype, self.device, options, off
@@ -104,7 +106,9 @@ class Core(Calls):
             log.once(mode.refused)
         elif mode.kind and self.device.type == "cpu":
             log.once(f"{mode.kind} on a CPU: the same numbers as on a GPU, but slower than fp32")
-        return Mixed(mode, self.model, self.dtype, options, self.store)
+        if mode.kind is None and not (mode.half_accumulate and options.min_db):
+            return Fixed(mode)
+        return needed("operands").Mixed(mode, self.model, self.dtype, options, self.store)
 
     @property
     def precision(self) -> str:
@@ -211,15 +215,15 @@ class Core(Calls):
         here = self.arch, self.model.config, self.dtype, self.device
         return switched_off(self._options) or why_off(*here, emulate, True, self._options.kernels)
 
-    def _settle(self, half: str, samples: Callable[..., list[Tensor]], given: Policy | None = None) -> bool:
+    def _settle(self, half: str, samples: Samples, given: Policy | None = None) -> bool:
         """Choose the operands of a component for a clip before it is planned, or take those `given`; return True if
         they changed."""
         program = getattr(self.model, half).program
 
-        def confirmed(*there: torch.device) -> list[Tensor]:
+        def confirmed(cut: Callable[..., list[Tensor]], *there: torch.device) -> list[Tensor]:
             if not there:
                 self.confirm()  # the model runs: scales are made of its weights
-            return samples(*there)
+            return samples(cut, *there)
 
         if program.scales or program.why_not_fused() or self.fused() is None:
             return False  # its products' inputs are scaled as they come, or plain torch runs
@@ -229,10 +233,10 @@ class Core(Calls):
         return self._fused.use(half, given)
 
     def settled(self, half: str, samples: Callable[..., list[Tensor]]) -> Policy:
-        """Return the operands of a component ("encoder" or "decoder") for a clip; samples(vae, *device) gives its
+        """Return the operands of a component ("encoder" or "decoder") for a clip; samples(vae, cut, *device) gives its
         samples."""
         with self._claimed(half) as vae:
-            vae._settle(half, lambda *there: samples(vae, *there))
+            vae._settle(half, functools.partial(samples, vae))
             return vae._mixed.policy(half)
 
     def release(self) -> int:

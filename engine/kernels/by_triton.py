@@ -22,7 +22,7 @@ from .prebuilt.library import Entry, Map
 
 
 class ByTriton:
-    """One kernel as dispatch code launches it: `kernel[grid](*arguments, **constants)`. Thread-safe."""
+    """One kernel as operators launch it: `kernel[grid](*arguments, **constants)`. Thread-safe."""
 
     def __init__(self, kernel: str, function: Any) -> None:
         """kernel: its name, as `launching.launcher` takes it. function: Triton's."""

@@ -1,4 +1,4 @@
-"""Launch a kernel by its name, prebuilt or compiled by Triton: dispatch code does not see the difference.
+"""Launch a kernel by its name, prebuilt or compiled by Triton: operators do not see the difference.
 
 Nothing here imports Triton before a kernel is launched through it.
 """

@@ -83,12 +83,11 @@ def operator(
         known = frozenset(inspect.signature(launch).parameters)
         register(launch.__module__, *kernels)
 
-        def find(device: torch.device, dtype: torch.dtype, backend: str, named: Mapping[str, int]) -> Target | None:
+        def find(
+            device: torch.device, dtype: torch.dtype, backend: str, named: Mapping[str, int]
+        ) -> tuple[Target | None, str | None]:
             here = kernels_for(device, backend)
-            why = None if here is None or takes is None else takes.why_not(dtype, here, **named)
-            if why and backend == "triton":
-                raise RuntimeError(f"no kernel of {launch.__name__}: {why}")
-            return None if why else here
+            return here, None if here is None or takes is None else takes.why_not(dtype, here, **named)
 
         @observed
         @functools.wraps(launch)
@@ -98,8 +97,10 @@ def operator(
             if check is not None:
                 check(*args, **more)
             x = args[0] if isinstance(args[0], Tensor) else args[0].data
-            here = find(x.device, x.dtype, backend, sizes(*args, **more) if sizes else {})
-            if here is not None:
+            here, why = find(x.device, x.dtype, backend, sizes(*args, **more) if sizes else {})
+            if why and backend == "triton":
+                raise RuntimeError(f"no kernel of {launch.__name__}: {why}")
+            if here is not None and not why:
                 with on_device(x):
                     return launch(here, *args, **more)
             if in_place and x.is_meta:
@@ -108,11 +109,24 @@ def operator(
             return instead(*args, **more)
 
         call.launch, call.reference, call.check, call.kernels = launch, reference, check, kernels
-        call.runs = lambda device, dtype, backend="auto", **named: find(device, dtype, backend, named) is not None
+
+        def runs(device: torch.device, dtype: torch.dtype, backend: str = "auto", **named: int) -> bool:
+            here, why = find(device, dtype, backend, named)
+            return here is not None and not why
+
+        call.runs = runs
         OPERATORS[launch.__name__] = call
         return call
 
     return declared
+
+
+def strides_of(*tensors: Tensor) -> tuple[int, list[int]]:
+    """Return a unit, and the strides of tensors over their first three dimensions in it: 16 where all of these are
+    multiples of 16 elements, which tells the compiler that accesses are aligned, else 1."""
+    strides = [stride for t in tensors for stride in t.stride()[:3]]
+    unit = 16 if all(stride % 16 == 0 for stride in strides) else 1
+    return unit, [stride // unit for stride in strides]
 
 
 def _words(numbers: Collection[int]) -> str:

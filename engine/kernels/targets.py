@@ -330,6 +330,12 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def widened(x: torch.Tensor) -> bool:
+    """Return True where kernels widen operands to fp32: Triton's interpreter multiplies these types wrongly (3.6.0 and
+    3.9.0)."""
+    return interpreted() and x.is_cpu and x.dtype in (torch.bfloat16, FP8)
+
+
 def on_device(x: torch.Tensor) -> AbstractContextManager[object]:
     """Make the tensor's device the current one, because Triton launches on that."""
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():

@@ -86,10 +86,6 @@ class FusedWalk:
             return "layers whose products are summed in fp16 have no such kernels"
         return "its layers are narrower than those that have such kernels"
 
-    def in_8_bit(self, half: str) -> bool:
-        """Check if at least some convolutions of the component are in 8 bit."""
-        return bool(self.operands(half).policy.kinds)
-
     def network(self, half: str) -> FusedDecoder | FusedEncoder:
         """Return the packed component as a run has it, without values."""
         return self._networks[half]

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, ANN202, SIM108
+# ruff: noqa: ANN001, ANN201
 """Attention for head sizes that flash kernels refuse (257 to 1024), as two matrix products and a merge between them.
 
 A flash kernel keeps a whole output row in registers, which at 512 columns leaves tiles too small for the matrix units.
@@ -12,14 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _dot(x, y, acc, UPCAST: tl.constexpr):
-    if UPCAST:
-        acc = tl.dot(x.to(tl.float32), y.to(tl.float32), acc)
-    else:
-        acc = tl.dot(x, y, acc)
-    return acc
+from ..conv3d.kernels import dot
 
 
 @triton.jit(do_not_specialize=["query", "key", "rows", "tokens", "stride"])
@@ -46,7 +39,7 @@ def scores_kernel(q, k, weights, peaks, totals, query, key, rows, tokens, stride
                          mask=(m < rows)[:, None] & real, other=0.0)
             kt = tl.load(k + (key + n).to(tl.int64)[:, None] * D + c0 + d[None, :],
                          mask=(n < tokens)[:, None] & real, other=0.0)
-        acc = _dot(qt, kt.T, acc, UPCAST)
+        acc = dot(qt, kt.T, acc, UPCAST)
     scores = tl.where((n < tokens)[None, :], acc * scale_log2, float("-inf"))
     peak = tl.max(scores, 1)
     weight = tl.exp2(scores - peak[:, None])
@@ -108,7 +101,7 @@ def values_kernel(weights, v, factors, out, query, key, rows, tokens, stride, ea
                          mask=(j0 + j < tokens)[:, None] & (n < D)[None, :], other=0.0)
         if not (SPLIT and TMA):
             factor = tl.load(factors + j0 // KEYS * (tl.num_programs(0) * BM) + m)
-        acc += _dot(wt, vt, tl.zeros((BM, BN), tl.float32), UPCAST) * factor[:, None]
+        acc += dot(wt, vt, tl.zeros((BM, BN), tl.float32), UPCAST) * factor[:, None]
     row = query + m
     if SPLIT:
         row = tl.program_id(2) * (tl.num_programs(0) * BM) + m

@@ -14,7 +14,7 @@ from ..descriptor import Descriptor
 from ..launching import launcher
 from ..operators import HALVES, Takes, operator
 from ..precision import exact_math
-from ..targets import Target, interpreted
+from ..targets import Target, widened
 from .schedules import GATHER, SCHEDULES, Blocks, Schedule, pick
 
 FLASH_HEAD = 256  # the largest head of torch's flash kernels
@@ -106,7 +106,7 @@ def attention(here: Target, q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | No
     qs, ks, ws, vs = operands
     merge_rows, merge_tiles = blocks.merge
     common = {"D": head, "TMA": here.tma, "UNIT": scores.columns,
-              "UPCAST": interpreted() and q.is_cpu and q.dtype == torch.bfloat16}
+              "UPCAST": widened(q)}
     for frame in range(frames):
         for top in range(0, tokens, rows):
             n = min(rows, tokens - top)

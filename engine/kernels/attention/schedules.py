@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..conv3d.schedules import of_generation
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Output positions and columns, depth of one step; warps; stages."""
-
-    positions: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-
+from ..conv3d.schedules import Schedule, of_generation
 
 # (scores, values) per generation: queries x keys over the head, and queries x columns over the keys. Both have the same
 # rows, and a step of the second lies within one key tile of the first. sm_90 is measured on an H200; the others fit

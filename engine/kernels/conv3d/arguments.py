@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..operators import strides_of
 from .types import Epilogue, Partials, Pixels, Weight
 
 
@@ -59,6 +60,7 @@ class Arguments(NamedTuple):
 
 #: Those of them that no kernel is compiled anew for.
 NUMBERS = list(Arguments._fields[Arguments._fields.index("slots") :])
+_STRIDES = Arguments._fields[-6:]
 _AS_IT_IS = Pixels(1.0, 0.0, 0.0, 0.0)
 
 
@@ -71,15 +73,11 @@ def finish(
         scale = x.new_ones(weight.data.shape[0], dtype=torch.float32)
     health = None if fmt is None else epilogue.health
     form = fmt or _AS_IT_IS
-    own = out.stride()[:3]
-    beside = (0, 0, 0) if residual is None else residual.stride()[:3]
-    # 16 where every stride is a multiple of 16 elements, so that the compiler may use the widest accesses.
-    unit = 16 if all(s % 16 == 0 for s in (*own, *beside)) else 1
+    unit, strides = strides_of(out) if residual is None else strides_of(out, residual)
     given = {"res": residual, "bias": bias, "scale": scale, "partials": partials and partials.data, "health": health}
     fields = {"out": out} | {name: out if t is None else t for name, t in given.items()}
     fields |= {"act_scale": epilogue.scale, **vars(form)}
-    strides = zip(("out_t", "out_y", "out_x", "res_t", "res_y", "res_x"), (*own, *beside), strict=True)
-    fields |= {name: stride // unit for name, stride in strides}
+    fields |= zip(_STRIDES, (*strides, 0, 0, 0), strict=False)
     return fields, {
         "BIAS": "none" if bias is None else "border" if bias.dim() == 3 else "plain", "SCALED": scale is not None,
         "RESIDUAL": residual is not None, "SPAN": 0 if partials is None else partials.span, "CLAMP": fmt is not None,

@@ -19,6 +19,16 @@ from .arguments import NUMBERS
 
 
 @triton.jit
+def dot(x, y, acc, UPCAST: tl.constexpr):
+    """acc + x @ y. UPCAST: in fp32, for Triton's interpreter."""
+    if UPCAST:
+        acc = tl.dot(x.to(tl.float32), y.to(tl.float32), acc)
+    else:
+        acc = tl.dot(x, y, acc)
+    return acc
+
+
+@triton.jit
 def formatted(x, gain, offset, low, high, CLAMP: tl.constexpr, ROUND: tl.constexpr):
     """float32 in real units -> float32 ready for the cast into the output type (types.Pixels)."""
     if CLAMP:

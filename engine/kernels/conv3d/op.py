@@ -11,7 +11,7 @@ from torch import Tensor
 from ..descriptor import Descriptor
 from ..launching import launcher
 from ..operators import HALVES, Takes, operator
-from ..targets import FP8, Target, interpreted, triton_version
+from ..targets import FP8, Target, interpreted, triton_version, widened
 from . import reference
 from .arguments import Arguments, finish
 from .schedules import ROW_BLOCK, Schedule, pick
@@ -153,10 +153,9 @@ def conv3d(here: Target, x: Tensor, weight: Weight, out: Tensor, *, geometry: Ge
 def _accumulation(x: Tensor, epilogue: Epilogue, here: Target) -> dict[str, Any]:
     """Return as constants how products are added; Triton's interpreter replaces the forms it cannot run."""
     accumulate = here.accumulate(x.dtype, epilogue.half_accumulate)
-    interpret = interpreted() and x.is_cpu
-    if interpret and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
+    if interpreted() and x.is_cpu and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
         accumulate = "f32"  # dot_scaled crashes in the interpreters before 3.9
-    return {"ACC": accumulate, "UPCAST": interpret and x.dtype in (torch.bfloat16, FP8) and accumulate != "mx"}
+    return {"ACC": accumulate, "UPCAST": widened(x) and accumulate != "mx"}
 
 
 def _slices(s: Schedule, weight: Weight, geometry: Geometry, epilogue: Epilogue) -> int:

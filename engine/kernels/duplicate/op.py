@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..launching import launcher
-from ..operators import operator
+from ..operators import operator, strides_of
 from ..targets import Target
 
 ELEMENTS = 4096  # of one program
@@ -57,9 +57,8 @@ def duplicate(here: Target, x: Tensor, out: Tensor, *, frames: int = 1, drop: in
         return
     wide = 1 << max(k - 1, 1).bit_length()
     block = max(ELEMENTS // wide, 1)
-    strides = (*x.stride()[:3], *out.stride()[:3])
-    unit = 16 if all(s % 16 == 0 for s in strides) else 1
+    unit, strides = strides_of(x, out)
     launcher("duplicate.duplicate_kernel", here)[(-(-rows * columns // block), f)](
-        x, out, h, w, drop, *(s // unit for s in strides), K=k, EACH=4 * frames * k // c, FRAMES=frames,
+        x, out, h, w, drop, *strides, K=k, EACH=4 * frames * k // c, FRAMES=frames,
         SAMPLES_FIRST=samples_first, UNIT=unit, KP=wide, BP=block, num_warps=WARPS,
     )  # fmt: skip

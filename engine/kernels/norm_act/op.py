@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..conv3d.types import QUANT_MAX, Partials, stat_span
 from ..launching import launcher
-from ..operators import HALVES, Takes, operator
+from ..operators import HALVES, Takes, operator, strides_of
 from ..targets import Target, interpreted
 from . import reference
 from .types import Norm, Store
@@ -31,11 +31,6 @@ def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 1).bit_length()
 
 
-def _strides(x: Tensor) -> tuple[int, list[int]]:
-    unit = 16 if all(s % 16 == 0 for s in x.stride()[:3]) else 1
-    return unit, [s // unit for s in x.stride()[:3]]
-
-
 def _check_statistics(x: Tensor, groups: int) -> None:
     if x.dim() != 4 or x.stride(3) != 1 or x.shape[3] % groups:
         raise ValueError(f"statistics need [D, H, W, C] with unit channel stride and C divisible by {groups}")
@@ -51,7 +46,7 @@ def statistics(here: Target, x: Tensor, groups: int) -> Partials:
     wide = _power_of_two(c)
     span, blocks = stat_span(c, groups, wide), -(-h // STAT_ROWS)
     data = torch.empty(d, blocks, c // span, 2, dtype=torch.float32, device=x.device)
-    unit, strides = _strides(x)
+    unit, strides = strides_of(x)
     launcher("norm_act.statistics_kernel", here)[(blocks, d)](
         x, data, h, w, *strides, C=c, CP=wide, SPAN=span, UNIT=unit, ROWS=STAT_ROWS,
         BP=max(ELEMENTS // wide, 1), num_warps=WARPS,
@@ -170,7 +165,7 @@ def norm_act(here: Target, x: Tensor, norm: Norm, buffer: Tensor, *, slot: int =
     }  # fmt: skip
     programs = -(-(rows * columns) // block)
     if norm.condition is not None:
-        unit, strides = _strides(x)
+        unit, strides = strides_of(x)
         for a, b, affine, at in _runs(x, norm, buffer, slot, health):
             launcher("norm_act.conditioned_kernel", here)[(programs, b - a)](
                 x[a:b], coefs[a:b], affine, coefs[a:b] if store.gain is None else gains, buffer, buffer.shape[0], at,
@@ -179,7 +174,7 @@ def norm_act(here: Target, x: Tensor, norm: Norm, buffer: Tensor, *, slot: int =
             )  # fmt: skip
         return
     dense = x.stride(3) == 1
-    unit, strides = _strides(x) if dense else (1, list(x.stride()[:3]))
+    unit, strides = strides_of(x) if dense else (1, list(x.stride()[:3]))
     own = norm.kind in ("l2", "rms")  # a group norm's weights are in its coefficients
     launcher("norm_act.norm_act_kernel", here)[(programs, d)](
         x, absent, absent if norm.weight is None else norm.weight, absent if norm.bias is None else norm.bias, gains,

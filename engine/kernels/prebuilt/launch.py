@@ -38,7 +38,7 @@ _CACHED_SECONDS = 0.005
 
 
 class Prebuilt:
-    """One kernel as dispatch code launches it: `kernel[grid](*arguments, **constants)`. Thread-safe."""
+    """One kernel as operators launch it: `kernel[grid](*arguments, **constants)`. Thread-safe."""
 
     def __init__(self, kernel: str, form: str) -> None:
         """kernel: its name, as `launching.launcher` takes it. form: the set it is from, "A" to "D"."""

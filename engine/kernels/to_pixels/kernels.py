@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, ANN202, SIM108
+# ruff: noqa: ANN001, ANN201, SIM108
 """The last convolution, up to three outputs wide. As an implicit GEMM it would read its input 27 times for three
 columns; here one pass multiplies every position by the 9 * K spatial columns of each temporal tap (reading each frame
 once and keeping one accumulator per output frame in flight), and a second pass adds up the nine shifted columns."""
@@ -8,16 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..conv3d.kernels import formatted, note
-
-
-@triton.jit
-def _product(at, bt, acc, UPCAST: tl.constexpr):
-    if UPCAST:
-        acc = tl.dot(at.to(tl.float32), bt.to(tl.float32).T, acc)
-    else:
-        acc = tl.dot(at, bt.T, acc)
-    return acc
+from ..conv3d.kernels import dot, formatted, note
 
 
 @triton.jit(do_not_specialize=["slots", "start", "plane", "first", "count", "frames"])
@@ -50,7 +41,7 @@ def columns_kernel(a, w, columns, slots, start, plane, first, count, frames,
                 at = a.load([slot * plane + first + p0, 0])
             else:
                 at = tl.load(a + (slot * plane + rows).to(tl.int64)[:, None] * C + depth[None, :])
-            product = _product(at, bt, product, UPCAST)
+            product = dot(at, bt.T, product, UPCAST)
         else:
             for c0 in range(0, C, BK):
                 if TMA:
@@ -59,7 +50,7 @@ def columns_kernel(a, w, columns, slots, start, plane, first, count, frames,
                 else:
                     at = tl.load(a + (slot * plane + rows).to(tl.int64)[:, None] * C + c0 + depth[None, :])
                     bt = tl.load(w + wide[:, None] * C + c0 + depth[None, :])
-                product = _product(at, bt, product, UPCAST)
+                product = dot(at, bt.T, product, UPCAST)
         if KT == 3:
             left, right = tl.split(tl.permute(tl.reshape(product, (BM, 2, 2 * BN)), (0, 2, 1)))
             newest, second = tl.split(tl.permute(tl.reshape(left, (BM, 2, BN)), (0, 2, 1)))

@@ -11,7 +11,7 @@ from ..conv3d import Epilogue, Pixels, Weight, conv3d
 from ..descriptor import Descriptor
 from ..launching import launcher
 from ..operators import HALVES, Takes, operator
-from ..targets import Target, interpreted
+from ..targets import Target, widened
 from .schedules import GATHER_POSITIONS, SCRATCH_BYTES, pick
 
 UNIT = Pixels(0.5, 0.5, 0.0, 1.0)  # [-1, 1] -> [0, 1]
@@ -100,7 +100,7 @@ def to_pixels(here: Target, x: Tensor, weight: Weight, bias: Tensor, out: Tensor
         count = (n + 2) * pitch
         launcher("to_pixels.columns_kernel", here)[(-(-count // s.positions),)](
             a, b, scratch, x.shape[0], start, plane, top * pitch, count, d, C=c, N=9 * k, KT=kt, TMA=here.tma,
-            UPCAST=interpreted() and x.is_cpu and x.dtype == torch.bfloat16,
+            UPCAST=widened(x),
             BM=s.positions, BN=COLUMNS, BK=s.depth, num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip
         part = out[:, top : top + n]

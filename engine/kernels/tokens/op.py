@@ -141,9 +141,9 @@ def multiplied(
     if s is None:
         _by_library(x, weight, rows, columns, bias, out, sums, pairs=pairs, scale=scale, backend="triton")
         return
-    operands = (Descriptor(t, [block, s.depth]) for t, block in ((x, s.rows), (weight, s.columns)))
-    launcher("tokens.product_kernel", here)[(-(-len(out) // s.rows) * (n // s.columns),)](
-        *operands, rows, columns, bias, out, bias if scale is None else scale, len(out), N=n, K=k, BM=s.rows,
+    operands = (Descriptor(t, [block, s.depth]) for t, block in ((x, s.positions), (weight, s.columns)))
+    launcher("tokens.product_kernel", here)[(-(-len(out) // s.positions) * (n // s.columns),)](
+        *operands, rows, columns, bias, out, bias if scale is None else scale, len(out), N=n, K=k, BM=s.positions,
         BN=s.columns, BK=s.depth, GROUP=GROUP, PAIRS=pairs, ADDS=scale is not None, num_warps=s.warps,
         num_stages=s.stages,
     )  # fmt: skip

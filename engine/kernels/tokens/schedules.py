@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..conv3d.schedules import Schedule
 from ..targets import Target
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Rows, columns and depth of one program's step; warps; stages."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
 
 
 @dataclass(frozen=True)

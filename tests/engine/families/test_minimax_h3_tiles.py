@@ -219,7 +219,7 @@ def test_encode_ranges(seed_model, noise, kind, least):
     want, found = exact.encode(video), vae.encode(video)
     assert vae.precision == kind and f"convolutions in {kind}" in vae.last_report.operands
     assert 10 * math.log10(want.square().mean() / (found - want).square().mean()) > least
-    (sample,) = encoder_samples(SimpleNamespace(sample=lambda: video), vae)
+    (sample,) = encoder_samples(SimpleNamespace(sample=lambda: video), vae, sampling.video_samples)
     assert torch.equal(sample, (video - torch.tensor(OWN.mean)) / torch.tensor(OWN.deviation))
     assert torch.equal(vae.encode(video), found)
     assert vae.decode(noise(1, 24, 1, 2, 2)).isfinite().all() and not vae._mixed.policy("decoder").kinds

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, ANN202, SIM108
+# ruff: noqa: ANN001, ANN201, ANN202
 """Products of a few rows of tokens with all of a weight: a program reads its rows once.
 
 A norm divides a row by one number, so it follows the product; its weight is part of the product's.
@@ -12,14 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _dot(x, y, acc, UPCAST: tl.constexpr):
-    if UPCAST:
-        acc = tl.dot(x.to(tl.float32), y.to(tl.float32), acc)
-    else:
-        acc = tl.dot(x, y, acc)
-    return acc
+from .....kernels.conv3d.kernels import dot
 
 
 @triton.jit
@@ -37,7 +30,7 @@ def _product(tile, weight, n0, UPCAST: tl.constexpr, C: tl.constexpr, BM: tl.con
     """tile [BM, C] times rows n0 to n0 + BN of weight [N, C]."""
     n, c = n0 + tl.arange(0, BN), tl.arange(0, C)
     part = tl.load(weight + n[:, None] * C + c[None, :])
-    return _dot(tile, part.T, tl.zeros((BM, BN), tl.float32), UPCAST)
+    return dot(tile, part.T, tl.zeros((BM, BN), tl.float32), UPCAST)
 
 
 @triton.jit
@@ -126,7 +119,7 @@ def _summed(acc, y, weight, m, real, n, UPCAST: tl.constexpr, K: tl.constexpr, B
     left = y + m.to(tl.int64)[:, None] * K + k[None, :]
     right = weight + n[:, None] * K + k[None, :]
     for k0 in range(0, K, BK):
-        acc = _dot(tl.load(left + k0, mask=real, other=0.0), tl.load(right + k0).T, acc, UPCAST)
+        acc = dot(tl.load(left + k0, mask=real, other=0.0), tl.load(right + k0).T, acc, UPCAST)
     return acc
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from .....kernels.descriptor import Descriptor
 from .....kernels.launching import launcher
 from .....kernels.operators import HALVES, Takes, operator
-from .....kernels.targets import FP8, Target, interpreted
+from .....kernels.targets import Target, interpreted, widened
 from .....kernels.tokens import LIMITS
 from . import reference
 from .angles import Place, shares
@@ -80,7 +80,7 @@ def projected(
     more = {} if columns is None else {"LIMIT": int(LIMITS[weight.dtype])}
     launcher(f"blocks.{'narrow_' * bool(more)}projected_kernel", here)[(-(-x.shape[0] // s.rows),)](
         x, weight, *(() if columns is None else (columns,)), bias, norms, table, x if query is None else query,
-        x if keys is None else keys, *rows, **common, UPCAST=_upcast(weight), BM=s.rows, num_warps=s.warps,
+        x if keys is None else keys, *rows, **common, UPCAST=widened(weight), BM=s.rows, num_warps=s.warps,
         num_stages=s.stages, **more, **_most(s),
     )  # fmt: skip
 
@@ -130,13 +130,13 @@ def gated_product(
         s = schedule or narrow(here.sm)[1]
         launcher("blocks.narrow_gated_kernel", here)[(-(-x.shape[0] // s.rows),)](
             x, weight, columns, x if biases is None else biases, out, scales, x.shape[0], eps, **shapes, GROUP=GROUP,
-            LIMIT=int(LIMITS[out.dtype]), UPCAST=_upcast(weight), BM=s.rows, num_warps=s.warps, num_stages=s.stages,
+            LIMIT=int(LIMITS[out.dtype]), UPCAST=widened(weight), BM=s.rows, num_warps=s.warps, num_stages=s.stages,
             **_most(s),
         )  # fmt: skip
         return
     wide = schedule is None and here.wgmma and x.shape[1] >= 64 and out.shape[1] % WIDE.columns == 0
     s = WIDE if wide else schedule or pick(here.sm)[1]
-    more = {} if wide else {"UPCAST": _upcast(x), "num_stages": s.stages}
+    more = {} if wide else {"UPCAST": widened(x), "num_stages": s.stages}
     parts = Descriptor(weight, [s.columns, x.shape[1]]) if wide else weight
     launcher(f"blocks.{'wide_' * wide}gated_kernel", here)[(-(-x.shape[0] // s.rows),)](
         x, parts, x if biases is None else biases, out, x.shape[0], eps, **shapes, BM=s.rows, BN=s.columns,
@@ -160,11 +160,11 @@ def added(
     width = min(s.columns, x.shape[1])
     second, weights = (x, x) if more is None else more
     programs = -(-x.shape[0] // s.rows) * (x.shape[1] // width)
-    eight = {} if columns is None else {"GROUP": GROUP, "UPCAST_MORE": _upcast(x)}
+    eight = {} if columns is None else {"GROUP": GROUP, "UPCAST_MORE": widened(x)}
     operands = (y, weight) if columns is None else (y, scales, weight, columns)
     launcher(f"blocks.{'narrow_' * bool(eight)}added_kernel", here)[(programs,)](
         x, *operands, x if bias is None else bias, second, weights, x.shape[0], C=x.shape[1], K=y.shape[1],
-        MORE=0 if more is None else second.shape[1], BIASED=bias is not None, UPCAST=_upcast(weight), BM=s.rows,
+        MORE=0 if more is None else second.shape[1], BIASED=bias is not None, UPCAST=widened(weight), BM=s.rows,
         BN=width, BK=min(s.depth, y.shape[1] if more is None else second.shape[1]), num_warps=s.warps,
         num_stages=s.stages, **eight, **_most(s),
     )  # fmt: skip
@@ -224,8 +224,3 @@ def _wide_heads(x: Tensor, heads: int, head: int) -> bool:
 
 def _most(s: Schedule) -> dict[str, int]:
     return {"maxnreg": s.registers} if s.registers and not interpreted() else {}
-
-
-def _upcast(x: Tensor) -> bool:
-    """Return True where operands are widened: Triton's interpreter multiplies these types wrongly."""
-    return interpreted() and x.is_cpu and x.dtype in (torch.bfloat16, FP8)

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, ANN202, SIM108
+# ruff: noqa: ANN001, ANN201, ANN202
 """Attention within windows of tokens: a program has a tile of queries, and goes through the region of keys that lie in
 any of their windows. Logits are bounded, so the softmax needs no running maximum.
 
@@ -10,14 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _dot(x, y, acc, UPCAST: tl.constexpr):
-    if UPCAST:
-        acc = tl.dot(x.to(tl.float32), y.to(tl.float32), acc)
-    else:
-        acc = tl.dot(x, y, acc)
-    return acc
+from .....kernels.conv3d.kernels import dot
 
 
 @triton.jit
@@ -83,8 +76,8 @@ def neighbourhood_kernel(q, k, v, hidden, kinds, out, frames, height, width, fir
             row_n, column_n = _place(j * BN + n, RH, RW, WHOLE)
             at = (slot * height + tl.minimum(top + row_n, height - 1)) * width + tl.minimum(left + column_n, width - 1)
         at = at[:, None] * TOKEN_K + head * D + d[None, :]
-        scores = _dot(ours, tl.load(theirs + j * (BN * TERMS)).T, tl.zeros((BM, BN), tl.float32), UPCAST)
-        scores = _dot(query, tl.load(k + at).T, scores, UPCAST)
+        scores = dot(ours, tl.load(theirs + j * (BN * TERMS)).T, tl.zeros((BM, BN), tl.float32), UPCAST)
+        scores = dot(query, tl.load(k + at).T, scores, UPCAST)
         seen = (frame >= begin) & (frame < begin + KT)
         if RUNNING:
             scores = tl.where(seen[:, None], scores * scale, float("-inf"))
@@ -98,7 +91,7 @@ def neighbourhood_kernel(q, k, v, hidden, kinds, out, frames, height, width, fir
             weight = tl.exp2(scores * scale - tl.where(seen, peak, float("inf"))[:, None])
         total += tl.sum(weight, 1)
         value = tl.load(v + at)
-        acc += _dot(weight.to(value.dtype), value, tl.zeros((BM, D), tl.float32), UPCAST) * one
+        acc += dot(weight.to(value.dtype), value, tl.zeros((BM, D), tl.float32), UPCAST) * one
     acc = acc / total[:, None]
     where = out + row[:, None] * (HEADS * D) + head * D + d[None, :]
     tl.store(where, acc.to(out.dtype.element_ty), mask=real[:, None])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .....kernels.launching import launcher
 from .....kernels.operators import HALVES, Takes, operator
-from .....kernels.targets import Target, interpreted
+from .....kernels.targets import Target, widened
 from .schedules import LONGEST, WIDE, WIDE_TILE, Schedule, pick, wide_fits
 from .windows import TERMS, Window, hidden, regions, whole
 
@@ -136,6 +136,6 @@ def neighbourhood(
             *kernel, LOG2E, 0.0 if running else peak, HEADS=heads, D=head, TOKEN_Q=q.stride(2), TOKEN_K=k.stride(2),
             RH=size[0], RW=size[1], WHOLE=whole(size[1]), BT=s.frames, BH=tile[0], BW=tile[1], BM=s.queries, BN=s.keys,
             TERMS=TERMS, num_warps=s.warps, INSIDE=inside, RUNNING=running, num_stages=s.stages,
-            UPCAST=interpreted() and q.is_cpu and q.dtype == torch.bfloat16,
+            UPCAST=widened(q),
         )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, ANN202, SIM108
+# ruff: noqa: ANN001, ANN201, ANN202
 """One program makes one row of pixels of every patch of a block of positions, pixel after pixel."""
 
 from __future__ import annotations
@@ -6,16 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .....kernels.conv3d.kernels import formatted, note
-
-
-@triton.jit
-def _dot(x, y, acc, UPCAST: tl.constexpr):
-    if UPCAST:
-        acc = tl.dot(x.to(tl.float32), y.to(tl.float32), acc)
-    else:
-        acc = tl.dot(x, y, acc)
-    return acc
+from .....kernels.conv3d.kernels import dot, formatted, note
 
 
 @triton.jit
@@ -27,7 +18,7 @@ def _stream(rows, weight, bias, real, UPCAST: tl.constexpr, C: tl.constexpr, F: 
     for k0 in range(0, C, BK):
         left = tl.load(rows[:, None] + k0 + k[None, :], mask=real, other=0.0)
         right = tl.load(weight + f[:, None] * C + k0 + k[None, :])
-        acc = _dot(left, right.T, acc, UPCAST)
+        acc = dot(left, right.T, acc, UPCAST)
     return acc + tl.load(bias + f)[None, :]
 
 
@@ -36,7 +27,7 @@ def _product(x, products, vectors, index, vector, UPCAST: tl.constexpr, F: tl.co
     """x [BM, F] times one of a block's products, plus one of its vectors."""
     f = tl.arange(0, F)
     part = tl.load(products + (index * F + f)[:, None] * F + f[None, :])
-    return _dot(x, part.T, tl.zeros((BM, F), tl.float32), UPCAST) + tl.load(vectors + vector * F + f)[None, :]
+    return dot(x, part.T, tl.zeros((BM, F), tl.float32), UPCAST) + tl.load(vectors + vector * F + f)[None, :]
 
 
 @triton.jit(do_not_specialize=["positions", "height", "width"])

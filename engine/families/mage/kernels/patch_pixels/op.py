@@ -13,7 +13,7 @@ from .....kernels.conv3d import Pixels
 from .....kernels.launching import launcher
 from .....kernels.operators import HALVES, Takes, operator
 from .....kernels.precision import exact_math
-from .....kernels.targets import Target, interpreted
+from .....kernels.targets import Target, widened
 from .schedules import Schedule, pick
 
 #: Positions of the reference at a time: 64 with 256 pixels of 32 features each are 2 MiB in fp32.
@@ -136,6 +136,6 @@ def patch_pixels(
         weights.last, weights.last_bias, out, weights.last_bias if health is None else health, d * h * w, h, w, eps,
         pixels.gain, pixels.offset, pixels.low, pixels.high, C=c // 2, F=weights.first.shape[1],
         REAL=weights.features, BLOCKS=len(weights.products), N=n, ROUND=out.dtype == torch.uint8,
-        HEALTH=health is not None, UPCAST=interpreted() and x.is_cpu and x.dtype == torch.bfloat16, BM=s.positions,
+        HEALTH=health is not None, UPCAST=widened(x), BM=s.positions,
         BK=depth, num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
