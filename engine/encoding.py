@@ -38,7 +38,7 @@ from .request import (
     check_video,
 )
 from .runtime.scope import as_usual
-from .system.extension import provider
+from .system.extension import needed, provider
 
 
 class Notes(Protocol):
@@ -285,7 +285,7 @@ class Encoding(Core):
             least = f"{self.spatial}x{self.spatial}"
             raise InputError(f"encode_raw takes [B, {c}, F, H, W] of at least {least} pixels, not {list(x.shape)}")
         check_frame(self.model.encoder.program, *(n // self.architecture.spatial for n in x.shape[3:]))
-        if self.architecture.own is not None:
+        if self.architecture.in_tiles:
             return self._moments(x.movedim(1, -1).cpu(), Request(range="signed"), Callbacks()).to(self.device)
         program = self.model.encoder.program
         x, spans = program.whole(x), spans_of(program, x.shape[2], chunk)
@@ -322,7 +322,5 @@ def run(vae: Core, devices: Devices, mixed: bool, job: Job, plan: Plan | None) -
     """Run a job on one device or on several. Args, yields: those of `Several.run`."""
     if alone(vae, devices):
         return job.alone(vae, plan)
-    several: Several | None = provider("devices")
-    if several is None:
-        raise InputError("several devices are for engine/extras/distributed, which is not there: leave them out")
+    several: Several = needed("devices")
     return several.run(vae, devices, mixed, job, plan)

@@ -62,6 +62,12 @@ RANGES = ("unit", "signed")
 NATIVE_BLENDS = ("assembled", "separate")
 #: The tiles of a decoder that tiles itself: its family's, or those that its weights were trained with.
 NATIVE_TILES = ("family", "trained")
+#: Refusals of the two by VAEs that have no such tiles.
+NO_NATIVE_BLEND = "native_blend is for VAEs that tile themselves (MiniMax H3): leave it out"
+NO_TRAINED_TILES = (
+    "native_tiles='trained' is for decoders that were trained in other tiles than their family's (LynnReal): leave it "
+    "out"
+)
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,18 @@ class Request:
     def trained(self) -> bool:
         """Return whether a decoder that tiles itself takes the tiles that its weights were trained with."""
         return self.native_tiles == "trained"
+
+    @property
+    def way(self) -> tuple[str, ...]:
+        """Return how a decoder that tiles itself divides and blends."""
+        return self.native_blend, *(self.native_tiles,) * self.trained
+
+    def native_refusal(self, trained: bool = False) -> str:
+        """Return why a VAE cannot run it that does not tile itself, or (`trained`) was trained in its family's tiles;
+        "": it can."""
+        if not trained and self.native_blend != NATIVE_BLENDS[0]:
+            return NO_NATIVE_BLEND
+        return NO_TRAINED_TILES if self.trained else ""
 
     @property
     def dtype(self) -> torch.dtype:

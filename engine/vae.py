@@ -240,11 +240,12 @@ class VideoVAE(Face, Encoding, OldNames):
             frames: frames per step after the temporal upsamplers (0: all at once).
         """
         z = check_latent(z, self.latent_channels, self.architecture.still)
-        if self.architecture.own is not None:  # such networks have no unscaled or unclamped form
+        if self.architecture.in_tiles:  # such networks have no unscaled or unclamped form
             return self.decode(z).movedim(-1, 1).to(self.device)
         if self.model.packing is not None:
             z = self.model.packing.unpack(z)
         check_frame(self.model.decoder.program, *z.shape[3:])
         with self._claimed("decoder") as vae, vae._scope():
-            chunks = vae._plain.frames(z, Steps(chunk, frames), vae.device, no_check)
+            eager = vae._family.get("decoder", vae._plain)
+            chunks = eager.frames(z, Steps(chunk, frames), vae.device, no_check)
             return torch.cat([y for part in chunks for y in part], 2)

@@ -45,8 +45,11 @@ CHANGED = "ComfyUI's own code, because another node has changed this VAE"
 UNFIT = "ComfyUI's own code, because this pack does not know this version of ComfyUI"
 
 
-def from_file(path: Path, precision: str, norm_groups: int | None, settings: Settings, name: str = "") -> EngineVAE:
-    """Return the VAE of a .safetensors or .gguf file, listed under `name`."""
+def from_file(
+    path: Path, precision: str, norm_groups: int | None, settings: Settings, name: str = "",
+    device: torch.device | None = None,
+) -> EngineVAE:  # fmt: skip
+    """Return the VAE of a .safetensors or .gguf file, listed under `name`; device: as of EngineVAE."""
     read = reading(path)
 
     def source() -> Checkpoint:
@@ -55,7 +58,7 @@ def from_file(path: Path, precision: str, norm_groups: int | None, settings: Set
             checkpoint.metadata["norm_num_groups"] = norm_groups
         return checkpoint
 
-    return EngineVAE(source, precision, settings, name)
+    return EngineVAE(source, precision, settings, name, device)
 
 
 def host_file(path: Path, name: str) -> object:
@@ -96,6 +99,8 @@ def from_host_vae(vae: object, precision: str) -> EngineVAE | None:
         _left_to_host(vae.first_stage_model, str(error))
         return None
     made.not_video = getattr(vae, "not_video", False)
+    if (path := file_of(vae)) is not None:
+        made.file = path.name
     return made
 
 
@@ -152,7 +157,7 @@ def with_precision(vae: EngineVAE, precision: str) -> EngineVAE:
     if precision == "auto" or (precision == vae.engine.precision and not chosen):
         return vae
     other = EngineVAE(vae.source, precision, vae.settings, vae.name, vae.device)
-    other.decoder, other.not_video = vae.decoder, vae.not_video
+    other.decoder, other.not_video, other.file = vae.decoder, vae.not_video, vae.file
     return other
 
 

@@ -13,13 +13,13 @@ from ..engine.extras.media.mp4 import Mp4Writer
 from ..engine.extras.media.mp4_format import CODECS, NO_ALPHA, PIXELS, Format
 from ..engine.extras.media.sound import write_sound
 from ..engine.extras.output.patience import clear
-from . import files
+from . import drafts, files
 from .conversion import engine_vae, host_decode
 from .frames import check_maker
 from .host import EngineVAE, io
 from .reports import Outcome
 from .settings import Settings, from_widgets
-from .widgets import MODELS, SEARCH, advanced, choice, count, report_output, schema, shared, tiling_inputs
+from .widgets import MODELS, SEARCH, advanced, choice, count, report_output, schema, shared, switch, tiling_inputs
 
 #: Frames of a host's own decode that go to the video encoder at once.
 _PIECE = 8
@@ -38,18 +38,31 @@ class Decode(io.ComfyNode):
                 shared("samples"), shared("vae"), shared("vram_gb"), advanced(shared("chunk")), *tiling_inputs(),
                 shared("output"), shared("ram_gb", operation="decode"), shared("gpus"), shared("any_vae"),
                 shared("keep_models"),
+                switch("draft", "Draft", False, "Decodes by the tiny decoder of these latents (TAEHV, TAESD and their "
+                       "like), in a fraction of the time, coarser. Its file lies in models/vae_approx; where none "
+                       "fits, the run stops and names it. Off: the VAE itself."),
             ],
             outputs=[io.Image.Output(display_name="Images", tooltip="All frames, or all pictures."), report_output()],
         )  # fmt: skip
 
     @classmethod
-    def execute(cls, samples: dict, vae: object, any_vae: bool = False, **given: object) -> io.NodeOutput:
+    def execute(
+        cls, samples: dict, vae: object, any_vae: bool = False, draft: bool = False, **given: object
+    ) -> io.NodeOutput:
         wishes, fast = from_widgets(**given), engine_vae(vae)
         if fast is None:
+            if draft:
+                drafts.check(drafts.HOST)
             images, outcome = host_decode(vae, samples["samples"], wishes)
             return io.NodeOutput(images, outcome.text(), ui=outcome.ui())
         check_maker(samples, fast.engine, any_vae)
-        clip, outcome = fast.run_decode(samples["samples"], wishes.over(fast.settings))
+        wishes = wishes.over(fast.settings)
+        if draft:
+            clip, outcome = drafts.draft(fast, samples["samples"], wishes)
+        else:
+            with drafts.film(fast, samples["samples"], wishes) as film:
+                clip, outcome = fast.run_decode(samples["samples"], wishes, pictures=not film.plays)
+            outcome.notes += film.notes
         cropped = fast.layout.crop(clip, samples)
         _note_crop(outcome, clip.shape[1:4], cropped.shape[1:4])
         return io.NodeOutput(cropped.flatten(0, 1), outcome.text(), ui=outcome.ui())
@@ -135,12 +148,14 @@ def _stream(vae: EngineVAE, samples: dict, settings: Settings, writer: Mp4Writer
     made = engine.frames(latent.shape[2]), s * latent.shape[3], s * latent.shape[4]
     count, height, width = shown = vae.layout.unpadded(made, samples)
     with (
+        drafts.film(vae, samples["samples"], settings) as film,
         vae.running("decode", size, settings, {"output": "float32" if deep else "uint8"}) as run,
         closing(engine.stream(latent, frames=count, any_vae=True, **run.options)) as pieces,
     ):
         for piece in pieces:
             writer.write(piece[0, :, :height, :width])
     outcome = vae.outcome(run, size, settings)
+    outcome.notes += film.notes
     _note_crop(outcome, made, shown)
     return outcome
 

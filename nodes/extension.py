@@ -18,6 +18,7 @@ from ..engine import InputError, errors, log
 from . import files
 from .compare import Compare
 from .decode import Decode, DecodeToVideo
+from .drafts import planned
 from .encode import Encode, EncodeFromVideo
 from .fit import unfit
 from .foreign import ForSeedVR2, ForWanVideo
@@ -102,7 +103,7 @@ def _answer(question: Question) -> dict[str, object]:
         return {"unknown": True, "host": True, "model": question.model}
     with log.silent():
         files.learn_checkpoint(question.model)
-        return answer(question, machine(), native_blend)
+        return (planned if question.draft else answer)(question, machine(), native_blend)
 
 
 async def start_tuning(request: web.Request) -> web.Response:

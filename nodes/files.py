@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import datetime
@@ -50,13 +51,21 @@ _read: set[tuple[str, int, int]] = set()
 def vae_files() -> list[str]:
     """Return the files of models/vae (all its configured folders) that the engine can read, as the host names them, and
     those of models/vae_approx whose names tell a family."""
-    found: set[str] = set()
+    found = {name for kind, name in _in_folders(SUFFIXES) if kind == FOLDERS[0] or by_file(name) is not None}
+    return sorted(found)
+
+
+def all_files(suffixes: tuple[str, ...] = SUFFIXES) -> list[str]:
+    """Return all files of models/vae and models/vae_approx with one of these endings, as the host names them."""
+    return sorted({name for _, name in _in_folders(suffixes)})
+
+
+def _in_folders(suffixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield (kind of folder, name) of the files with one of these endings."""
     for kind in FOLDERS:
         for folder in folder_paths.get_folder_paths(kind):
-            files, _ = folder_paths.recursive_search(folder, excluded_dir_names=[".git"])
-            read = (name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES)
-            found.update(name for name in read if kind == "vae" or by_file(name) is not None)
-    return sorted(found)
+            names, _ = folder_paths.recursive_search(folder, excluded_dir_names=[".git"])
+            yield from ((kind, name) for name in names if os.path.splitext(name)[1].lower() in suffixes)
 
 
 def without_folders(text: str) -> str:
@@ -131,6 +140,13 @@ def learn_checkpoint(name: str) -> None:
         _learn(name, Path(folder_paths.get_full_path_or_raise("checkpoints", name)))
 
 
+def learnt(name: str) -> tuple[Architecture, object] | None:
+    """Return architecture and sizes of the VAE in a file of these folders, by its header; None for other files."""
+    with suppress(OSError):  # removed since it was listed
+        _learn(name, path_of(name))
+    return KNOWN.find(name)
+
+
 def _rank(name: str) -> int:
     """Return the rank by the file's header, or before that was read by its name."""
     architecture = (KNOWN.find(name) or [None])[0] if name in KNOWN else by_file(name)
@@ -139,8 +155,7 @@ def _rank(name: str) -> int:
 
 def _learn_all(names: list[str]) -> None:
     for name in names:
-        with suppress(OSError):  # removed since it was listed
-            _learn(name, path_of(name))
+        learnt(name)
 
 
 def _learn(name: str, path: Path) -> None:
@@ -165,9 +180,9 @@ def _learn(name: str, path: Path) -> None:
 
 def _quantised(header: Checkpoint, architecture: Architecture, config: object) -> tuple[bool, bool]:
     """Return (the file has int8 codes to multiply, only this pack's loader reads its codes)."""
-    if architecture.own is not None or not quantised(header.tensors):
+    if architecture.coded or not quantised(header.tensors):
         codes = any(t.dtype == torch.int8 for t in header.tensors.values())
-        return codes and architecture.own is not None, False
+        return codes and architecture.coded, False
     values = {key: t.numel() for key, t in meta_model(architecture, config).state_dict().items()}
     return False, KNOWN.forgetful or any(values.get(key, t.numel()) != t.numel() for key, t in header.tensors.items())
 

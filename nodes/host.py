@@ -81,6 +81,7 @@ class EngineVAE(comfy.sd.VAE):
         self.decoder: dict[str, float] = {}  # see Direct
         self.notes: list[str] = []  # on each of its runs
         config = engine.model.config
+        self.file = name  # of its file, as far as it is known
         self.name = name or f"{engine.arch} {config.decoder_widths or config.encoder_widths or ''}"
         KNOWN.learn(self.name, engine.architecture, config)
         self.patcher = _Patcher(engine.model, load_device=self.device, offload_device=mm.vae_offload_device())
@@ -131,7 +132,7 @@ class EngineVAE(comfy.sd.VAE):
     def __deepcopy__(self, memo: dict[int, Any]) -> EngineVAE:
         """Return a VAE with weights of its own: those that this one was made from."""
         vae = EngineVAE(self.source, self.engine.asked, self.settings, self.name, self.device)
-        vae.decoder, vae.not_video = self.decoder, self.not_video
+        vae.decoder, vae.not_video, vae.file = self.decoder, self.not_video, self.file
         return vae.with_wishes(self.settings, self.engine.options)
 
     def with_wishes(self, settings: Settings, options: Options | None = None) -> EngineVAE:
@@ -179,8 +180,11 @@ class EngineVAE(comfy.sd.VAE):
         tiles = Settings("exact", tile_x or 0).over(self.settings)
         return self.run_encode(self._clip(pixel_samples, not_video), tiles)[0]
 
-    def run_decode(self, samples: Tensor, settings: Settings) -> tuple[Tensor, Outcome]:
-        """Decode under `settings`; return the frames and the outcome of the run."""
+    def run_decode(
+        self, samples: Tensor, settings: Settings, pictures: bool = True, told: bool = True
+    ) -> tuple[Tensor, Outcome]:
+        """Decode under `settings`; return the frames and the outcome of the run. pictures: show finished frames where
+        the user wants previews; told: as for `running`."""
         latent = self.layout.latent(samples)
         size, output = self.layout.latent_size(latent.shape), settings.output
         if output == "auto":
@@ -192,9 +196,10 @@ class EngineVAE(comfy.sd.VAE):
 
         def preview(plan: Plan) -> Preview | None:
             clips = images[0].view(size[0], -1, *shape[2:])
-            return Preview(clips, plan, size[1], self.engine.frames, self._on_gpu) if shows_previews() else None
+            shown = pictures and shows_previews()
+            return Preview(clips, plan, size[1], self.engine.frames, self._on_gpu) if shown else None
 
-        with self.running("decode", size, settings, {"output": output}, preview=preview) as run:
+        with self.running("decode", size, settings, {"output": output}, preview=preview, told=told) as run:
             images.append(held(*kept))
             self.engine.decode(latent, out=images[0], any_vae=True, **run.options)
         outcome = self.outcome(run, size, settings)
@@ -228,16 +233,18 @@ class EngineVAE(comfy.sd.VAE):
     def running(
         self, operation: str, size: tuple[int, int, int, int], settings: Settings, more: dict[str, str] | None = None,
         rest: tuple[int, int] = (0, 0), preview: Callable[[Plan], Preview | None] = lambda plan: None,
+        told: bool = True,
     ) -> Iterator[Running]:  # fmt: skip
         """Prepare a "decode" or "encode" of this size: room and weights, the host's bar and its stop button. more: of
-        the Request, besides `settings`; rest: as for plans."""
+        the Request, besides `settings`; rest: as for plans; told: on the node, with the bar and lines."""
         options, gpus = settings.options() | (more or {}), settings.gpus
         keep = settings.keep_models if gpus == "auto" else ""
         if operation == "encode" and not self.engine.can_encode:
             raise InputError(f"{self.engine.path or 'this VAE'} holds a decoder only: encode with the whole VAE's file")
-        if operation == "decode" and self.engine.architecture.own is not None:
+        if operation == "decode" and self.engine.architecture.in_tiles:
             options = options | {"native_blend": native_blend(self.engine.architecture)}
-        shown, plans, started = Progress(), [], time.perf_counter()
+        shown, plans, started = Progress(told), [], time.perf_counter()
+        say = say_here if told else _nothing
 
         def begin(plan: Plan) -> None:
             if gpus != "auto":  # each has its own plan; results are counted, at any place in the clip
@@ -248,7 +255,7 @@ class EngineVAE(comfy.sd.VAE):
                 shown.start(size[0] * stages.ticks, stages, preview(plan))
             plans.append(plan)
 
-        say_here(f"{operation}: making room and loading the weights", activity="loading")
+        say(f"{operation}: making room and loading the weights", activity="loading")
         with (
             unrecorded(),
             fitting(operation),
@@ -256,8 +263,8 @@ class EngineVAE(comfy.sd.VAE):
             others(self.engine, gpus, made, functools.partial(residents.make_room, patcher=self.patcher)) as shared,
         ):
             loaded = time.perf_counter() - started
-            say_here(f"{operation}: planning")
-            say_here("; ".join(notes()))  # what else is on the card, if anything
+            say(f"{operation}: planning")
+            say("; ".join(notes()))  # what else is on the card, if anything
             watched = {"progress": shown, "cancel": mm.processing_interrupted, "on_plan": begin, "plan": made}
             try:
                 told = self.decoder if operation == "decode" else {}
@@ -346,6 +353,10 @@ class EngineVAE(comfy.sd.VAE):
             if "size mismatch" in str(error):
                 return "this ComfyUI has no network of its own for a VAE of these sizes"
         return ""
+
+
+def _nothing(*_: object, **__: object) -> None:
+    pass
 
 
 class _Patcher(comfy.model_patcher.ModelPatcher):

@@ -16,6 +16,7 @@ import torch
 from comfy.cli_args import LatentPreviewMethod, args
 from comfy_execution.progress import get_progress_state
 from comfy_execution.utils import get_executing_context
+from PIL import Image
 
 from ..engine import log
 from ..engine.families import DEFAULT
@@ -185,16 +186,45 @@ def say_here(text: str, activity: str | None = None) -> None:
     here.send_sync(PROGRESS, {"node": context.node_id, "text": text}, here.client_id)
 
 
+def pictures_here() -> Callable[[Image.Image], bool] | None:
+    """Return a function that shows a picture on the running node, from any thread, and returns whether the run goes on;
+    None outside of a run."""
+    context, here = get_executing_context(), server()
+    if context is None or here is None:
+        return None
+    nodes, bar = get_progress_state().nodes, comfy.utils.ProgressBar(1, node_id=context.node_id)
+
+    def show(picture: Image.Image) -> bool:
+        now = nodes.get(context.node_id, {"value": 0, "max": 1})  # the bar stays where it is
+        try:
+            bar.update_absolute(now["value"], now["max"], ("JPEG", picture, PREVIEW_SIZE))
+        except mm.InterruptProcessingException:
+            mm.interrupt_current_processing()  # who finds the button pressed takes that back; the run is to end by it
+            return False
+        return True
+
+    return show
+
+
+def interrupted() -> type[BaseException]:
+    """Return the exception by which the host ends a run."""
+    return mm.InterruptProcessingException
+
+
 class Progress:
     """A progress(done, total) callback that moves the host's bar and ends the work when its stop button is pressed."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: bool = True) -> None:
+        """told: move the bar, and not the button alone."""
+        self._told = told
         self._stages = self._preview = self._bar = None
         self._expected = 0
 
     def start(self, total: int, stages: Callable[[int, int], str], preview: Preview | None) -> None:
         """Show the bar from the first second on, before a first step of `total` is done. `stages` describes the present
         step in words and `preview` gives a picture of it; the host shows both on the node."""
+        if not self._told:
+            return
         self._stages, self._preview = stages, preview
         self._expected = total
         self._bar = comfy.utils.ProgressBar(total)
@@ -202,6 +232,8 @@ class Progress:
 
     def __call__(self, done: int, total: int) -> None:
         mm.throw_exception_if_processing_interrupted()
+        if not self._told:
+            return
         total = total or max(done + 1, self._expected)  # a stream of frames does not know its end
         if self._bar is None:
             self._bar = comfy.utils.ProgressBar(total)

@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 import traceback
 from itertools import pairwise
 from pathlib import Path
@@ -57,16 +55,3 @@ def test_the_way_from_a_decode_to_the_kernel(vae_file, noise, monkeypatch):
         texts = {str(n.value).rpartition(".")[2] for n in ast.walk(body) if isinstance(n, ast.Constant)}
         assert later in named | texts, name
     assert f"def {kernels[-1][1]}(" in (ROOT / kernels[-1][0]).read_text("utf-8")
-
-
-def test_one_device_uses_nothing_of_several(vae_file):
-    code = """
-import sys, torch
-from zerowaste_vae import load
-vae = load(sys.argv[1], device="cpu")
-for devices in (None, "auto", "all"):
-    vae.encode(vae.decode(torch.zeros(1, 16, 1, 2, 2), devices=devices), devices=devices)
-print([name for name in sys.modules if ".distributed" in name and "zerowaste_vae" in name])
-"""
-    done = subprocess.run([sys.executable, "-c", code, str(vae_file)], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[-2] == "[]"

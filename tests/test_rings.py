@@ -4,6 +4,8 @@ leads outward is listed here, and the list only gets shorter."""
 import ast
 import io
 import re
+import subprocess
+import sys
 import tokenize
 
 import pytest
@@ -19,27 +21,16 @@ CORE = ("execution", "planning", "network", "runtime", "kernels", "precision", "
 #: File -> what it takes from a ring outside its own. Nothing is added here: what the core needs it has, or asks for
 #: through a registry.
 OUTWARD = {
-    "engine/execution/call.py": """
-        extras.eight_bit.sampling.latent_samples extras.eight_bit.sampling.video_samples
-    """,
-    "engine/execution/components.py": """
-        extras.eight_bit.prepared.gathered extras.eight_bit.prepared.load extras.eight_bit.prepared.recipe
-        extras.eight_bit.prepared.save extras.eight_bit.store.Store
-    """,
-    "engine/execution/core.py": "extras.eight_bit.mixed.Mixed",
-    "engine/execution/identity.py": "extras.eight_bit.mixed.Mixed extras.eight_bit.store.Store",
     "engine/planning/besides.py": "extras.plain_memory.allocator.Allocator",
     "engine/planning/dryrun.py": """
         extras.plain_memory.allocator.Allocator extras.plain_memory.allocator.Block
         extras.plain_memory.layouts.IN_PLACE extras.plain_memory.layouts.result
     """,
     "engine/planning/fused_walk.py": "extras.plain_memory.layouts.ByRules",
-    "engine/planning/make.py": "extras.eight_bit.mixed.Mixed extras.eight_bit.store.Store",
     "engine/planning/meta.py": "extras.plain_memory.layouts.ByRules",
 }
 #: Lines of code and files of the core when the rings were drawn; they only go down, to 12,500 lines in 110 files.
-#: Native tiles and tokens, which one family alone has, are still among them.
-MOST_LINES, MOST_FILES = 16914, 186
+MOST_LINES, MOST_FILES = 16060, 185
 DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 SPACE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -120,3 +111,56 @@ def test_the_core_only_shrinks(capsys):
 
 def test_lines_of_code():
     assert code_lines('"""Words\n\nand more."""\n\n# a comment\nx = 1  # one\ny = """\n2"""\n') == 3
+
+
+#: Prints the extras that are loaded after an import, a decode and an encode, a line each, and a digest of the results.
+RUN = """
+import hashlib, sys, types
+from pathlib import Path
+import zerowaste_vae
+
+if sys.argv[1] == "alone":  # a package whose extras fill nothing
+    for name in [name for name in sys.modules if name.startswith("zerowaste_vae")]:
+        del sys.modules[name]
+    extras = sys.modules["zerowaste_vae.engine.extras"] = types.ModuleType("zerowaste_vae.engine.extras")
+    extras.POINTS, extras.__path__ = {}, [str(Path(zerowaste_vae.__file__).parent / "engine/extras")]
+
+def loaded():
+    print(*sorted(name.split(".extras.")[1] for name in sys.modules if ".engine.extras." in name))
+
+import torch
+from zerowaste_vae import InputError, VideoVAE, demo_vae_path, load
+loaded()
+vae = load(demo_vae_path(), device="cpu")
+for devices in (None, "auto", "all"):
+    frames = vae.decode(torch.linspace(-1, 1, 16).view(1, 16, 1, 1, 1), devices=devices)
+next(vae.stream(torch.zeros(1, 16, 1, 1, 1)))
+loaded()
+latent = vae.encode(frames)
+loaded()
+print(hashlib.sha256(frames.numpy().tobytes() + latent.numpy().tobytes()).hexdigest())
+calls = lambda: load(demo_vae_path(), device="cpu", precision="int8"), lambda: vae.decode(latent, devices="cpu,cpu")
+for refused in calls if sys.argv[1] == "alone" else ():
+    try:
+        refused()
+    except InputError as error:
+        print(error)
+"""
+#: What the core still takes.
+TAKEN = {name.split(".")[1] for names in OUTWARD.values() for name in names.split() if name.startswith("extras.")}
+
+
+def run(how):
+    command = [sys.executable, "-c", RUN, how]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_a_run_of_one_vae_on_one_device_loads_no_extras():
+    """An encode sets a note on its latents. Nor does the core need them: its frames are the same without."""
+    *loaded, whole = run("whole")
+    used = [[name for name in line.split() if name.split(".")[0] not in TAKEN] for line in loaded]
+    assert used == [[], [], ["media", "media.latent_note"]]
+    *loaded, alone, eight_bit, several = run("alone")
+    assert not {name.split(".")[0] for line in loaded for name in line.split()} - TAKEN
+    assert alone == whole
+    assert "point operands" in eight_bit and "point devices" in several

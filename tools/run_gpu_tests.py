@@ -24,8 +24,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 USUAL = ("-m", "gpu", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider")
-#: Tests of one process: more of them compile kernels beside themselves on all cores, each process for itself.
-BATCH = 29
+#: Tests of one process: from 30 on they compile kernels beside themselves on all cores, each process for itself, and
+#: some take 20 s each.
+BATCH = 15
 #: What pytest exits with where all tests ran, some failed, or there were none.
 ALL_RAN = (0, 1, 5)
 #: Seconds within which no new process begins before the limit.

@@ -140,7 +140,7 @@ def from_stored(
     architecture = detect(tensors)
     # As ComfyUI computes with them. A network made for bf16 may need values that float16 does not hold.
     dtype = torch.float16 if architecture is not None and architecture.native == "fp16" else torch.float32
-    codes: dict[str, Codes] | None = {} if architecture is not None and architecture.own is not None else None
+    codes: dict[str, Codes] | None = {} if architecture is not None and architecture.coded else None
     apply_scales(tensors, fp8, path, told, dtype, codes)
     return replace(_finish(tensors, metadata, path), codes=codes or {})
 

@@ -7,16 +7,15 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import log
 from ..errors import PlanError
-from ..extras.eight_bit.sampling import latent_samples, video_samples
 from ..kernels.conv3d.tuned import held
 from ..kernels.targets import target
-from ..network.sectioned import latent_at
 from ..planning.cost import tuned
 from ..planning.plain_walk import SLACK, needs_length
 from ..planning.plan import Plan
@@ -25,7 +24,6 @@ from ..report import Report
 from ..request import Request
 from ..runtime.allowance import Allowance, enforced
 from ..runtime.kept import KEPT
-from ..runtime.pixels import to_unit
 from ..runtime.pressure import out_of_memory
 from ..system.devices import empty_device_cache, free_cached, synchronize
 from ..system.memory import GIB
@@ -34,11 +32,12 @@ from .components import other_half
 from .core import Core
 from .guard import Guard, NonFinite, scoped
 from .identity import WeightsChanged
-from .noise import words_of_noise
 from .progress import OnPlan, Ticker
 from .results import Finished, Results
 from .video import StreamVideo, TensorVideo
 
+#: cut(clip) returns the parts of a clip that samples are (precision/policies.Samples).
+Cut = Callable[[Any], list[Tensor]]
 #: Part of its memory by which a run of plain torch is allowed more.
 MORE = 8
 
@@ -65,14 +64,12 @@ def decode(
     guard = Guard(tick, core.device, report.events, core.asks())
     guard.alone = policy is None
     first, last = core.model.decoder.program.window(wanted.start, wanted.stop, count)
-    if core.architecture.own is None:
-        report.lead = latent_at(core.model.decoder.program, wanted.start, core.temporal) - first
-    if core.model.decoder.program.noisy:
-        frames = core.model.decoder.program.frames(count)
-        report.noise = words_of_noise(seed, frames, core.spatial * h, core.spatial * w, core.dtype)
+    report.lead = core.model.decoder.program.warm_up(wanted.start, first)
+    if (component := core._family.get("decoder")) is not None:
+        component.begin(report, (count, h, w), seed)
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
-        return clip.decode(vae._half("decoder", plan, seed), z, plan, results, guard, wanted)
+        return vae._half("decoder", plan, seed).through(z, plan, results, guard, wanted)
 
     samples = functools.partial(decoder_samples, z)
     planning = functools.partial(
@@ -106,7 +103,7 @@ def encode(
         return last - first, video.height // s, video.width // s
 
     def attempt(vae: Core, plan: Plan) -> Iterator[int]:
-        return clip.encode(vae._half("encoder", plan), video, plan, results, guard, wanted)
+        return vae._half("encoder", plan).through(video, plan, results, guard, wanted)
 
     if program.unstreamed or (video.count is None and needs_length(core.architecture, program)):
         video.fill(clip.UNKNOWN)
@@ -125,15 +122,17 @@ def encode(
     report.complete = True
 
 
-def decoder_samples(z: clip.Latents, vae: Core, device: torch.device | None = None) -> list[Tensor]:
-    """Return the samples that settle the decoder's operands, unscaled, on `device` (None: the VAE's)."""
-    return [p.to(device or vae.device).float() / vae.scale for p in latent_samples(z)]
+def decoder_samples(z: clip.Latents, vae: Core, cut: Cut, device: torch.device | None = None) -> list[Tensor]:
+    """Return the samples that settle the decoder's operands, cut from `z`, unscaled, on `device` (None: the VAE's)."""
+    return [p.to(device or vae.device).float() / vae.scale for p in cut(z)]
 
 
-def encoder_samples(video: TensorVideo | StreamVideo, vae: Core, device: torch.device | None = None) -> list[Tensor]:
-    """Return the samples that settle the encoder's operands, on `device` (None: the VAE's)."""
-    in_units = to_unit if vae.architecture.own is None else vae.architecture.own.in_units
-    return [in_units(p.to(device or vae.device)) for p in video_samples(video.sample())]
+def encoder_samples(
+    video: TensorVideo | StreamVideo, vae: Core, cut: Cut, device: torch.device | None = None
+) -> list[Tensor]:
+    """Return the samples that settle the encoder's operands, cut from `video`, on `device` (None: the VAE's)."""
+    in_units = vae.model.encoder.program.in_units
+    return [in_units(p.to(device or vae.device)) for p in cut(video.sample())]
 
 
 def _planning(
@@ -147,15 +146,15 @@ def _planning(
     def plan(vae: Core, below: int) -> Plan:
         nonlocal made
         kept, made = made, None
-        changed = not below and vae._settle(half, lambda *there: samples(vae, *there), policy)
+        changed = not below and vae._settle(half, functools.partial(samples, vae), policy)
         if changed and kept is not None and vae is core and core.on_change is not None:
             kept, changed = core.on_change(vae.planner), False
         again = functools.partial(vae._plan, half, size(), request, rest, below, check, drawn)
         try:
             return again(None if changed or vae is not core else kept)
         except PlanError:
-            # A transformer's weights, which wait on the device for the next decode, may be all that is in the way.
-            if vae.architecture.own is None or half == "decoder" or not vae.release_packed(keep=half):
+            # Weights that wait on the device for the next decode may be all that is in the way.
+            if half == "decoder" or not sum(c.release(keep=half) for c in vae._family.values()):
                 raise
         return again()
 
@@ -219,12 +218,11 @@ def _attempt(
         if vae._plain.release(keep=other_half(half)):  # plans count a component's weights in one form
             empty_device_cache()
         _pack(vae, report, half, plan)
-    elif plan.own is None:
+    else:
         vae._fused.release(keep=other_half(half))
-    as_run = plan.fused if plan.own is None else plan.own.layers
-    if plan.tiled or not as_run:
+    if plan.tiled or not plan.kept:
         KEPT.release(vae.device)  # other runs reuse it, or free it themselves
-    if not as_run:
+    if not plan.kept:
         free_cached(vae.device, getattr(vae.model, half))
     limits = plan.plain and enforced(vae.device)
     held = vae._held(half) + vae._plain.gaps(half) if limits else 0
@@ -301,10 +299,7 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
         report.mode = f"reference operators ({layout})"
     if launches := not plan.fused and vae.launches(half):
         report.mode = f"torch with kernels of its own ({layout})"
-    if plan.own is not None and plan.own.layers:
-        kind = vae._mixed.mode.kind
-        report.mode = f"a transformer, its products in {kind or vae.precision}"
-    elif not plan.fused and vae.fused() is not None and (why := vae.planner.walk.why_not(half)):
+    if plan.plain and vae.fused() is not None and (why := vae.planner.walk.why_not(half)):
         log.once(f"{vae.arch} {half}: plain torch instead of the fused kernels: {why}")
     report.plan = plan.describe()
     report.predicted_gb, report.parked_gb = plan.peak_bytes / GIB, plan.host_bytes / GIB
@@ -313,10 +308,9 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
         off["triton_fusion"] = "; ".join(here.notes)  # of this component: others may have kernels on this device
     if launches:
         off.pop("triton_fusion", None)
-    if plan.own is not None and not plan.own.layers:
-        off.setdefault("cuda_graphs", "an encoder of tiles runs without them")
-    elif plan.own is not None and vae.device.type == "cuda" and vae.options.cuda_graphs:
-        off.pop("cuda_graphs", None)  # its products are the libraries', with fused kernels or without
+    if plan.own is not None:
+        graphs = vae.device.type == "cuda" and vae.options.cuda_graphs
+        plan.own.report(report, vae._mixed.mode.kind or vae.precision, off, graphs)
     if plan.fused and "winograd" not in off:
         count, of = vae.planner.walk.network(half).formed
         form = f"{count} of {of} convolutions in Winograd form" if count else ""
@@ -332,18 +326,16 @@ def describe(vae: Core, report: Report, plan: Plan) -> None:
 
 def _describe_operands(vae: Core, report: Report) -> None:
     half = f"{report.operation}r"
-    report.operands = vae._mixed.describe(half)
-    vae._mixed.note(report, half)
+    vae._mixed.describe(half, report)
     if vae.device.type == "cuda" and "fp8" in vae._mixed.policy(half).kinds.values():
         log.once(f"sm_{target(vae.device).capability} FP8 Path Activated.", log.info)
 
 
 def _describe_graphs(vae: Core, report: Report, plan: Plan) -> None:
     """Fill in the report's part on CUDA graphs after a run."""
-    layers = plan.own is not None and plan.own.layers
-    runs = vae._tiled.runs if layers else vae._fused.runs
-    if not (layers or (plan.fused and plan.own is None)) or "cuda_graphs" in dict(report.off):
+    if not plan.kept or "cuda_graphs" in dict(report.off):
         return
+    runs = vae._component(f"{report.operation}r", plan).runs
     if runs.no_graphs:
         report.off.append(("cuda_graphs", runs.no_graphs))
         return

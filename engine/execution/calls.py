@@ -62,8 +62,7 @@ class Calls(Following):
             try:
                 self._follow(half, values=not (confirms and self._fused.packed_bytes(half)))
                 refused = decided(self._options, self.device) != self._decided
-                eighth = self._mixed.mode.kind and self.architecture.own is None
-                if refused or (eighth and self._no_8_bit() is not None):
+                if refused or (self._mixed.mode.kind and self._no_8_bit() is not None):
                     self._use(self._options)  # another VAE has found that kernels fail: no 8 bit without them
                 yield self
             finally:

@@ -9,21 +9,31 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ..network.sectioned import Sectioned, filled
-from ..network.steps import UNKNOWN, Latents, chunk_end, frame_at, frames_of, together
+from ..network.program import Program
+from ..network.sectioned import Sectioned
+from ..network.steps import UNKNOWN, Latents, chunk_end, frames_of
 from ..planning.plan import Plan
-from . import native_clip
 from .guard import Guard, scoped
-from .native_components import TokenComponent
 from .passes import Clips, Cut, Emit, Half, Part, Pass, Span
 from .results import Results
 from .staging import StagedWriter
 from .video import Video
 
 
-def decode(
-    half: Half | TokenComponent, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
-) -> Iterator[int]:
+class Looped:
+    """A component whose clips go chunk by chunk, or tile by tile, through its passes."""
+
+    program: Program
+
+    def through(
+        self, data: Latents | Video, plan: Plan, results: Results, guard: Guard, wanted: range
+    ) -> Iterator[int]:
+        """Decode or encode clips. Args, Yields: as in `decode` and `encode`."""
+        work = decode if self.program.half == "decoder" else encode
+        return work(self, data, plan, results, guard, wanted)  # type: ignore[arg-type]
+
+
+def decode(half: Half, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:
     """Decode latents into the wanted frames of every clip.
 
     Args:
@@ -36,9 +46,6 @@ def decode(
 
     Yields: before each chunk, the number of latents that it needs by then.
     """
-    if plan.own is not None:
-        yield from native_clip.decode(half, z, plan, results, guard, wanted)
-        return
     batch, _, latents, height, width = z.shape
     clips = Clips(half, batch, height, width, results.dtype, plan, guard, wanted.start, lambda: latents,
                   lambda: wanted.stop, results.signed)  # fmt: skip
@@ -49,9 +56,7 @@ def decode(
 
     if not plan.tiled:
         whole = half.whole(clips)
-        most = plan.steps.frames or half.temporal * plan.steps.latents
-        if whole.gives and half.ahead:
-            most = together(half.program)
+        most = whole.at_once or plan.steps.frames or half.temporal * plan.steps.latents
         yield from scoped(whole.aside, _whole(half, whole, clips, cut, results, most))
         return
     low, tile = half.low(clips), half.tile(clips)
@@ -77,33 +82,15 @@ def encode(half: Half, video: Video, plan: Plan, results: Results, guard: Guard,
     Yields: before each chunk, the number of latents whose frames must have arrived, unless the stream ends earlier.
     """
 
-    own = None if plan.own is None else half.program.own
-    sectioned = half.program if isinstance(half.program, Sectioned) else None
-
     def length() -> int:
-        if video.count is None:
-            return UNKNOWN
-        sections = sectioned.sections if sectioned is not None else own
-        return (video.count - 1) // half.temporal + 1 if sections is None else sections.encoded(video.count)
+        return UNKNOWN if video.count is None else half.program.encoded(video.count)
 
     clips = Clips(half, video.batch, video.height, video.width, results.dtype, plan, guard, wanted.start, length,
                   lambda: min(wanted.stop, length()))  # fmt: skip
     clips.begin(results)
 
     def cut(clip: int, origin: int, first: int, end: int) -> Tensor:
-        if own is not None:
-            start = own.frames * (first // own.latents)
-            return video.frames(clip, start, start + own.frames)
-        if sectioned is not None:
-            start, stop = map(sectioned.sections.at, (first, end))
-            # A section's frames may end with those of its first latent.
-            there = start if video.count is None else min(start, video.count - 1)
-            return filled(video.frames(clip, there, stop), 0, stop - start)
-        if half.program.piece:
-            at = functools.partial(frame_at, latents=length(), frames=video.count, rate=half.temporal)
-            return video.frames(clip, at(first), at(end))
-        start = half.temporal * first if first == origin else frames_of(first, half.temporal)
-        return video.frames(clip, start, frames_of(end, half.temporal))
+        return half.program.cut(functools.partial(video.frames, clip), first, end, origin, video.count)
 
     if not plan.tiled:
         whole = half.whole(clips)

@@ -4,16 +4,16 @@ modules."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..extras.eight_bit.prepared import gathered, load, recipe, save
-from ..extras.eight_bit.store import Store
+from ..families import own
 from ..network.architecture import Architecture
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
+from ..network.gathered import gathered
 from ..network.offload import lent, moving, moving_bytes
 from ..network.packed import HEAVY
 from ..network.plain import Half, Network
@@ -22,11 +22,13 @@ from ..network.stream import decode_features, decode_frames, encode_features, en
 from ..options import Options
 from ..planning.besides import reserved_for
 from ..planning.fused_walk import FusedWalk
+from ..planning.plan import Plan
+from ..precision.policies import Policies
 from ..precision.policy import Policy
 from ..runtime.kept import KEPT
 from ..system.devices import empty_device_cache
+from .component import Component
 from .fused_pass import FusedComponent
-from .noise import FrameNoise
 from .plain_pass import PlainComponent
 from .reuse import Runs
 
@@ -36,19 +38,31 @@ def other_half(half: str) -> str:
     return "encoder" if half == "decoder" else "decoder"
 
 
+def of_family(model: Network, *given: Any) -> dict[str, Component]:
+    """Return what runs the components ("encoder", "decoder") that their family runs itself, one object for those of one
+    package. given: its further arguments."""
+    found, made = {}, dict[object, Component]()
+    for name in ("encoder", "decoder"):
+        half = getattr(model, name)
+        module = None if half is None else own(half.program, "components")
+        if module is not None:
+            found[name] = made.get(module) or made.setdefault(module, module.Components(model, *given))
+    return found
+
+
 class FusedComponents:
     """The fused components of one model: packed when first used, dropped by `release`."""
 
-    def __init__(self, model: Network, walk: FusedWalk, device: torch.device, store: Store | None = None) -> None:
-        """walk: the dry run that plans follow; `use` changes it too. device: of the packed weights. store: where 8-bit
-        ones are kept."""
+    def __init__(self, model: Network, walk: FusedWalk, device: torch.device, policies: Policies) -> None:
+        """walk: the dry run that plans follow; `use` changes it too. device: of the packed weights. policies: of the
+        VAE, which may know a packed network already."""
         self._model = model
         self._walk = walk
         self._device = device
         self._architecture = walk.architecture
         self._dtype = walk.dtype
         self._options = walk.options
-        self._store = store or Store(None)
+        self._policies = policies
         self._packed: dict[str, FusedDecoder | FusedEncoder] = {}
         self.runs = Runs(walk.options.cuda_graphs, walk.rate)
 
@@ -81,8 +95,10 @@ class FusedComponents:
         """Return the bytes of the packed weights now held for "encoder" or "decoder"; plans count them too."""
         return self._packed[half].nbytes if half in self._packed else 0
 
-    def half(self, name: str, scale: float, device: torch.device) -> FusedComponent:
-        """Return "encoder" or "decoder" for clips, its weights packed. scale: latents are divided by it."""
+    def half(
+        self, name: str, plan: Plan, device: torch.device, scale: float, seed: int | None = None
+    ) -> FusedComponent:
+        """Return "encoder" or "decoder" for clips, its weights packed; no such has noise."""
         program = getattr(self._model, name).program
         return FusedComponent(
             self._get(name), program, self.runs, self._architecture, self._options, scale, device,
@@ -113,20 +129,11 @@ class FusedComponents:
         return self._packed[half]
 
     def _prepared(self, half: str) -> FusedDecoder | FusedEncoder:
-        """Return the packed network: 8-bit weights from the store, where they have been packed before; 16-bit ones cost
-        less to pack than to read."""
-        if not self._walk.in_8_bit(half):
-            return self._pack(half, self._model)
-        options, place = self._options, self._store.prepared(half)
-        operands = self._walk.operands(half)
+        options, operands = self._options, self._walk.operands(half)
         form = f"F(2x2, 3x3) but {HEAVY} weights" if operands.winograd else False
-        made_from = recipe(operands, options.composed_upsample, options.flash_attention, form)
-        network = None if place is None else load(self._walk.network(half), place, made_from, self._device)
-        if network is None:
-            network = self._pack(half, self._model)
-            if place is not None and self._store.holds:
-                save(network, place, made_from)
-        return network
+        made_of = operands, options.composed_upsample, options.flash_attention, form
+        make, plan = functools.partial(self._pack, half, self._model), functools.partial(self._walk.network, half)
+        return self._policies.packed(make, plan, made_of, half, self._device)
 
     def _pack(self, half: str, model: Network) -> FusedDecoder | FusedEncoder:
         return fuse(getattr(model, half), self._dtype, self._options, self._walk.operands(half), self._device)
@@ -137,19 +144,13 @@ class PlainComponents:
     with the weights on the device, made at its first use and kept for the next run until `release`: before the
     component runs fused, or with the packed weights."""
 
-    def __init__(
-        self, model: Network, architecture: Architecture, dtype: torch.dtype, options: Options, kind: str | None = None
-    ) -> None:
-        """kind: type of 8-bit products that scale their own operands, where the network has such."""
+    def __init__(self, model: Network, architecture: Architecture, dtype: torch.dtype, options: Options) -> None:
         self._model = model
-        self._architecture = architecture
-        self._dtype, self._kind = dtype, kind
-        self._last, self._overlap = options.channels_last_3d is True, options.overlap
+        self.architecture = architecture
+        self._dtype, self._last = dtype, options.channels_last_3d is True
         self._copies: dict[str, Half] = {}
         #: Bytes of each parameter of a copy.
         self._sizes: dict[str, list[int]] = {}
-        #: What steps made of each component's weights, and the stream on which they did.
-        self._kept: dict[str, tuple[object, dict[Hashable, Any]]] = {}
 
     @property
     def layout(self) -> str:
@@ -168,9 +169,9 @@ class PlainComponents:
                 module.to(memory_format=layout)
         return half
 
-    def nbytes(self, name: str) -> int:
+    def packed_bytes(self, half: str) -> int:
         """Return the bytes of the copy of "encoder" or "decoder"."""
-        return sum(self._sizes.get(name, ()))
+        return sum(self._sizes.get(half, ()))
 
     def gaps(self, name: str) -> int:
         """Return the bytes that torch reserves for the copy of "encoder" or "decoder" in addition to its own."""
@@ -179,29 +180,17 @@ class PlainComponents:
 
     def release(self, keep: str = "") -> int:
         """Free the copies, except that of the component `keep`; return their bytes."""
-        self._kept = {name: kept for name, kept in self._kept.items() if name == keep}
         gone = [name for name in self._copies if name != keep]
-        freed = sum(map(self.nbytes, gone))
+        freed = sum(map(self.packed_bytes, gone))
         for name in gone:
             del self._copies[name], self._sizes[name]
         return freed
 
-    def half(self, name: str, scale: float, device: torch.device, seed: int | None = None) -> PlainComponent:
-        """Return "encoder" or "decoder" for clips. scale: latents are divided by it. seed: of noise within the
-        network."""
-        a, there = self._architecture, self.there(name, device)
-        return PlainComponent(
-            there, a.spatial, a.temporal, scale, self._dtype, device, seed, self._overlap, self._kind,
-            self._kept_of(name, device),
-        )
-
-    def _kept_of(self, name: str, device: torch.device) -> dict[Hashable, Any]:
-        """Return what steps made of a component's weights in earlier calls; nothing where that was on another stream,
-        on which it may not be complete."""
-        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        if name not in self._kept or self._kept[name][0] != stream:
-            self._kept[name] = stream, {}
-        return self._kept[name][1]
+    def half(
+        self, name: str, plan: Plan, device: torch.device, scale: float, seed: int | None = None
+    ) -> PlainComponent:
+        a, there = self.architecture, self.there(name, device)
+        return PlainComponent(there, a.spatial, a.temporal, scale, self._dtype, device, seed)
 
     def frames(
         self, z: Tensor, steps: Steps, device: torch.device, check: Callable[[], None]
@@ -211,18 +200,8 @@ class PlainComponents:
         half = self.there("decoder", device)
         if half.program.piece:
             steps = half.program.fixed(z.shape[2])
-
-        def decoded(z: Tensor, noise: Callable[[int], Tensor] | None = None) -> Iterator[Iterator[Tensor]]:
-            parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
-            return decode_frames(half, decode_features(half, parts, check), steps, check, noise=noise, kind=self._kind)
-
-        if not half.program.noisy:
-            return decoded(z)
-        sides = (self._architecture.spatial * n for n in z.shape[3:])
-        noise = FrameNoise(None, half.program.frames(z.shape[2]), *sides, self._dtype, device, len(z))
-        clips = [decoded(one[None], functools.partial(noise, clip=i)) for i, one in enumerate(z)]
-        chunks = zip(*clips, strict=True)
-        return (iter([torch.cat([torch.cat(list(frames), 2) for frames in chunk])]) for chunk in chunks)
+        parts = (part.to(device, self._dtype) for part in z.split(steps.latents or z.shape[2], 2))
+        return decode_frames(half, decode_features(half, parts, check), steps, check)
 
     def moments(
         self, video: Iterator[Tensor], steps: Steps, device: torch.device, check: Callable[[], None]

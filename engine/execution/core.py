@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from .. import log
 from ..checkpoints.source import Source
 from ..errors import InputError
-from ..extras.eight_bit.mixed import Mixed
 from ..kernels.targets import Target
 from ..network import codes
 from ..network.architecture import Architecture, colours_of
@@ -27,15 +27,16 @@ from ..planning.make import decided, make_planner, mode_here, switched_off
 from ..planning.plain_walk import Torch
 from ..planning.plan import Plan
 from ..planning.planner import Planner
+from ..precision.policies import Fixed, Policies, Samples
 from ..precision.policy import Policy
 from ..request import Request
 from ..runtime.kept import KEPT
 from ..runtime.pinned import POOL
 from ..system.devices import empty_host_cache, numbered
+from ..system.extension import needed
 from .calls import Calls
-from .components import FusedComponents, PlainComponents, other_half
-from .native_components import NativeComponents, TileEncoder, TokenComponent
-from .passes import Half
+from .component import Component, Ready
+from .components import FusedComponents, PlainComponents, of_family, other_half
 
 T = TypeVar("T", bound="Core")
 
@@ -83,7 +84,7 @@ class Core(Calls):
         model, dtype = self.model, self.dtype
         self._parameters = tuple(model.parameters())  # every plan counts their bytes; collecting them takes longer
         self._mixed = self._mode_of(options)
-        self._plain = PlainComponents(model, self.architecture, dtype, options, self._mixed.mode.kind)
+        self._plain = PlainComponents(model, self.architecture, dtype, options)
         here = weakref.proxy(self)  # no cycle: an unused VAE is freed at once, with its weights
         self.planner = make_planner(
             self.architecture, model.config, dtype, options, self._mixed.mode, lambda: here.fused() is not None,
@@ -92,10 +93,11 @@ class Core(Calls):
         self._choices = Choices(self.planner.walk, self.device, self._mixed.mode)
         self._choices.read_ahead(half for half in ("decoder", "encoder") if getattr(model, half) is not None)
         self.planner.walk.lacks = self._choices.lacks
-        self._fused = FusedComponents(model, self.planner.walk, self.device, self.store)
-        self._tiled = NativeComponents(model, dtype, options, self._mixed.mode.kind)
+        self._fused = FusedComponents(model, self.planner.walk, self.device, self._mixed)
+        #: What runs the components that their family runs itself.
+        self._family = of_family(model, dtype, options, self._mixed.mode.kind, self._fused, self._plain)
 
-    def _mode_of(self, options: Options) -> Mixed:
+    def _mode_of(self, options: Options) -> Policies:
         arch, off = self.architecture, self._no_8_bit()
         halves = [half for half in ("encoder", "decoder") if getattr(self.model, half) is not None]
         here = self.asked, self._float, self.dtype, self.device, options, off
@@ -104,7 +106,9 @@ class Core(Calls):
             log.once(mode.refused)
         elif mode.kind and self.device.type == "cpu":
             log.once(f"{mode.kind} on a CPU: the same numbers as on a GPU, but slower than fp32")
-        return Mixed(mode, self.model, self.dtype, options, self.store)
+        if mode.kind is None and not (mode.half_accumulate and options.min_db):
+            return Fixed(mode)
+        return needed("operands").Mixed(mode, self.model, self.dtype, options, self.store)
 
     @property
     def precision(self) -> str:
@@ -211,17 +215,17 @@ class Core(Calls):
         here = self.arch, self.model.config, self.dtype, self.device
         return switched_off(self._options) or why_off(*here, emulate, True, self._options.kernels)
 
-    def _settle(self, half: str, samples: Callable[..., list[Tensor]], given: Policy | None = None) -> bool:
+    def _settle(self, half: str, samples: Samples, given: Policy | None = None) -> bool:
         """Choose the operands of a component for a clip before it is planned, or take those `given`; return True if
         they changed."""
         program = getattr(self.model, half).program
 
-        def confirmed(*there: torch.device) -> list[Tensor]:
+        def confirmed(cut: Callable[..., list[Tensor]], *there: torch.device) -> list[Tensor]:
             if not there:
                 self.confirm()  # the model runs: scales are made of its weights
-            return samples(*there)
+            return samples(cut, *there)
 
-        if program.scales or program.why_not_fused() or (self.architecture.own is not None and self.fused() is None):
+        if program.scales or program.why_not_fused() or self.fused() is None:
             return False  # its products' inputs are scaled as they come, or plain torch runs
         if given is None or self._mixed.mode.plain:
             with torch.no_grad(), self._scope(half):
@@ -229,10 +233,10 @@ class Core(Calls):
         return self._fused.use(half, given)
 
     def settled(self, half: str, samples: Callable[..., list[Tensor]]) -> Policy:
-        """Return the operands of a component ("encoder" or "decoder") for a clip; samples(vae, *device) gives its
+        """Return the operands of a component ("encoder" or "decoder") for a clip; samples(vae, cut, *device) gives its
         samples."""
         with self._claimed(half) as vae:
-            vae._settle(half, lambda *there: samples(vae, *there))
+            vae._settle(half, functools.partial(samples, vae))
             return vae._mixed.policy(half)
 
     def release(self) -> int:
@@ -258,7 +262,7 @@ class Core(Calls):
     def release_packed(self, keep: str = "") -> int:
         """Do the part of `release` on this device: free graphs, and the packed weights except those of the component
         `keep`; return their bytes."""
-        return self._tiled.release(keep) + self._fused.release(keep) + self._plain.release(keep)
+        return sum(component.release(keep) for component in self._components())
 
     @property
     def packed_bytes(self) -> int:
@@ -277,7 +281,7 @@ class Core(Calls):
         return own + self._packed(half) + KEPT.nbytes(self.device)
 
     def _packed(self, half: str) -> int:
-        return self._tiled.nbytes * (half == "decoder") + self._fused.packed_bytes(half) + self._plain.nbytes(half)
+        return sum(component.packed_bytes(half) for component in self._components())
 
     def _plan(
         self, half: str, size: tuple[int, int, int], request: Request, rest: tuple[int, int] = (0, 0), below: int = 0,
@@ -300,13 +304,16 @@ class Core(Calls):
         machine = Machine.now(self.device, self._held(half), self._packed(other_half(half)))
         return machine.limits(request).shared(self.sharing, self.device)
 
-    def _half(self, name: str, plan: Plan, seed: int | None = None) -> Half | TileEncoder | TokenComponent:
+    def _half(self, name: str, plan: Plan, seed: int | None = None) -> Ready:
         """Return a component for one run. seed: of the noise that a decoder adds between its convolutions."""
-        if plan.own is not None:
-            return self._tiled.half(name, plan, self.device, self._fused.encoder, self._plain.there)
-        if plan.fused:
-            return self._fused.half(name, self.scale, self.device)
-        return self._plain.half(name, self.scale, self.device, seed)
+        return self._component(name, plan).half(name, plan, self.device, self.scale, seed)
+
+    def _component(self, half: str, plan: Plan) -> Component:
+        """Return what runs a plan of "encoder" or "decoder"."""
+        return self._family.get(half) or (self._fused if plan.fused else self._plain)
+
+    def _components(self) -> tuple[Component, ...]:
+        return *dict.fromkeys(self._family.values()), self._fused, self._plain
 
     def inside(self, z: Tensor) -> Tensor:
         """Return latents [B, C, T, h, w] from outside in the form of the network and its plans. Pictures become one

@@ -21,6 +21,7 @@ from ..planning.plan import why_none
 from ..runtime.context import ExecutionContext
 from ..runtime.handover import Handover, take_over
 from ..runtime.pixels import to_unit
+from .clip import Looped
 from .passes import Clips, Part, Pass
 from .passes import Emit as EmitResults
 from .reuse import Replay, Runs, allocated, chunks_left
@@ -111,7 +112,7 @@ class FusedPass(Pass):
                 guard.settle(run.recover)
 
 
-class FusedComponent:
+class FusedComponent(Looped):
     """A packed component as clips go through it (execution/clip.py)."""
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Hashable
 from pathlib import Path
@@ -11,14 +12,14 @@ import torch
 from torch import nn
 
 from .. import log
-from ..extras.eight_bit.mixed import Mixed
-from ..extras.eight_bit.store import Store
 from ..network import codes
 from ..network.architecture import Architecture
 from ..network.stamp import Stamp
 from ..options import Options
 from ..precision.digest import of_network
 from ..precision.modes import PRECISIONS
+from ..precision.policies import Policies
+from ..system.extension import needed
 
 
 class Identity:
@@ -39,7 +40,12 @@ class Identity:
             stamp.holds(model)  # takes the values that the digest is of, if nothing has done so
             return of_network(model, architecture.name, native)
 
-        self.store = Store(digest if path is not None and patches is None else None)
+        self._digest = digest if path is not None and patches is None else None
+
+    @functools.cached_property
+    def store(self) -> Any:
+        """Return the store of what is measured of these weights and packed from them (extras/eight_bit/store.Store)."""
+        return needed("operands").Store(self._digest)
 
     def holds(self, model: nn.Module, patches: Hashable, half: str = "", values: bool = True) -> bool:
         """Return True if these are still the weights of `model` and the patches over them. half, values: as in
@@ -61,7 +67,7 @@ class Following:
     packed_bytes: int
     device: torch.device
     _busy: threading.Lock
-    _mixed: Mixed
+    _mixed: Policies
     _options: Options
     #: Copies of this VAE on other devices, and the latest with another timestep.
     _copies: dict[Any, Any]
@@ -75,7 +81,13 @@ class Following:
         """Record the present weights as those that everything is made of. later: nothing has been made of them, and
         their values are recorded by the first call."""
         self._made_of = Identity(self.model, self.architecture, self.path, self.patches, later)
-        self.store = self._made_of.store
+        #: Whose store this VAE uses: a copy's is that of the VAE that was copied.
+        self._stored = self._made_of
+
+    @property
+    def store(self) -> Any:
+        """Return the store of its weights, as `Identity.store`."""
+        return self._stored.store
 
     def _follow(self, half: str = "", values: bool = True) -> None:
         """Drop everything made of the weights if they have changed, for whatever reason. Call it with `_busy` held.

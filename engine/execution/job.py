@@ -51,10 +51,10 @@ class Job:
         """Return the number of clips."""
         return self.given.shape[0] if self.half == "decoder" else self.given.batch
 
-    def samples(self, vae: Core, device: torch.device | None = None) -> list[Tensor]:
-        """Return the samples that settle the component's operands, on `device` (None: the VAE's)."""
+    def samples(self, vae: Core, cut: call.Cut, device: torch.device | None = None) -> list[Tensor]:
+        """Return the samples that settle the component's operands, as `call.decoder_samples` does."""
         take = call.decoder_samples if self.half == "decoder" else call.encoder_samples
-        return take(self.given, vae, device)
+        return take(self.given, vae, cut, device)
 
     def alone(self, vae: Core, plan: Plan | None) -> Iterator[Finished]:
         """Make all results on the VAE's device; yield the finished ones that the target hands on. plan: made before."""

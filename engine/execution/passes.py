@@ -54,6 +54,8 @@ class Pass:
     gathers: Gathers = ""
     #: Results are tensors of their own, which stay as they are.
     gives = False
+    #: Most results that it gives at once; 0: those of a chunk's frames per step.
+    at_once = 0
 
     def __init__(self, program: Program, steps: slice, guard: Guard) -> None:
         """Describe a pass through some steps of a program."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from ..runtime.allowance import reuses_blocks
 from ..runtime.handover import Handover
 from ..runtime.pixels import to_network, to_pixels
 from ..system.devices import empty_device_cache, keeps_blocks
+from .clip import Looped
 from .guard import Guard
-from .noise import FrameNoise
 from .passes import Clips, Emit, Part, Pass
 from .staging import StagedReader
 
@@ -30,7 +29,7 @@ class PlainPass(Pass):
     def __init__(
         self, half: Half, steps: slice, load: Callable[[Tensor], Tensor],
         network: Callable[[Iterator[Tensor], Place | None], Iterator[Iterable[Tensor]]],
-        form: Callable[[Tensor], Tensor], guard: Guard, noise: FrameNoise | None = None,
+        form: Callable[[Tensor], Tensor], guard: Guard,
     ) -> None:  # fmt: skip
         """Bind the callables of one pass.
 
@@ -39,31 +38,25 @@ class PlainPass(Pass):
             load: turns a part's data into [1, C, n, h, w].
             network: executes these, chunk by chunk, and gives results of that layout.
             form: turns results into those that are emitted; may overwrite its argument.
-            noise: that of the clip, if the network begins with noise.
         """
         super().__init__(half.program, steps, guard)
-        self._noise = noise
         self._load, self._network, self._form = load, network, form
 
     def begin(self, clip: int, first: int, left: Handover | None, corner: tuple[int, int] = (0, 0)) -> tuple[int, int]:
         """Start the clip or part. Histories in `left` are ignored: those of another kind of pass do not fit."""
-        if self._noise is not None:
-            self._noise.corner = corner
-        # Plans have every clip and tile begin with an empty cache. In blocks that the tile before had cut, two tiles of
-        # SeedVR2 reserved 13.5 GB where 11.6 were planned (H200).
-        # Freeing memory would wait for noise on its way to the host; that frees it when it is there.
-        waits = self._noise is not None and self._noise.copying
-        if keeps_blocks(self._guard.device) and not waits and not reuses_blocks():
-            empty_device_cache()
+        self._clear()
         names, begins = [step.name for step in self._program.steps], self._begins(first)
         if not self._program.staged:
             self._place = None
-            if self._noise is not None:  # of the whole clip
-                self._noise.first = self._program.rates[-1] * begins[0]
-                self._place = Place(dict.fromkeys(names, 0), origin=begins[0])
             return 0, 0
         self._place = Place(dict(zip(names, begins, strict=True)))
         return begins[self._steps][0], 0
+
+    def _clear(self) -> None:
+        """Free the cache: plans have every clip and tile begin with an empty one. In blocks that the tile before had
+        cut, two tiles of SeedVR2 reserved 13.5 GB where 11.6 were planned (H200)."""
+        if keeps_blocks(self._guard.device) and not reuses_blocks():
+            empty_device_cache()
 
     def chunks(self, parts: Iterable[Part], emit: Emit) -> Iterator[None]:
         for pieces in self._network(self._loaded(parts), self._place):
@@ -80,37 +73,31 @@ class PlainPass(Pass):
             yield self._load(part.data)
 
 
-class PlainComponent:
+class PlainComponent(Looped):
     """A component (encoder or decoder) that executes clips eagerly (execution/clip.py)."""
 
     def __init__(
         self, half: Half, spatial: int, temporal: int, scale: float, dtype: torch.dtype, device: torch.device,
-        seed: int | None = None, overlap: bool = False, kind: str | None = None,
-        kept: dict[Hashable, Any] | None = None,
+        seed: int | None = None, ahead: bool = False,
     ) -> None:  # fmt: skip
-        """overlap: where results come a few frames at a time, they are copied to the host, and latents to the device,
-        while the next ones are made. kind, kept: as in `State`."""
-        self.program, self.spatial, self.temporal = half.program, spatial, temporal
-        self._seed, self.ahead = seed, overlap and any(step.lazy for step in half.program.steps)
-        self._decode_features = functools.partial(decode_features, seed=seed)
-        self._decode_frames = functools.partial(decode_frames, seed=seed, kind=kind, kept=kept)
+        self.program, self.spatial, self.temporal, self.ahead = half.program, spatial, temporal, ahead
+        self._seed = seed
         self._half, self._scale, self._dtype, self._device = half, scale, dtype, device
         self._reader = StagedReader(device, self.ahead)
 
     def whole(self, clips: Clips) -> PlainPass:
         half, steps, check, every = self._half, clips.plan.steps, clips.guard.tick.check, slice(None)
-        features, frames = self._decode_features, self._decode_frames
         if half.program.half == "decoder":
-            noise = self._noise(clips, self._room(clips))
+            given = self._given(clips, True)
 
             def decode(parts: Iterator[Tensor], place: Place | None) -> Iterator[Iterator[Tensor]]:
-                found = features(half, parts, check, place=place)
-                return frames(half, found, steps, check, place=place, noise=noise)
+                found = decode_features(half, parts, check, self._seed, place)
+                return decode_frames(half, found, steps, check, seed=self._seed, place=place, given=given)
 
             def form(piece: Tensor) -> Tensor:
                 return to_pixels(piece, clips.dtype, clips.signed)[0]
 
-            return PlainPass(half, every, self._latents, decode, form, clips.guard, noise)
+            return self._pass(given, every, self._latents, decode, form, clips.guard)
 
         def encode(parts: Iterator[Tensor], place: Place | None) -> Iterator[tuple[Tensor]]:
             features = encode_features(half, parts, steps, check, place=place)
@@ -123,7 +110,7 @@ class PlainComponent:
         if half.program.half == "decoder":
             return PlainPass(
                 half, slice(half.front), self._latents,
-                lambda parts, place: _each(self._decode_features(half, parts, check, place=place)), _last, clips.guard,
+                lambda parts, place: _each(decode_features(half, parts, check, self._seed, place)), _last, clips.guard,
             )  # fmt: skip
         return PlainPass(
             half, slice(half.front, None), self._features,
@@ -133,31 +120,25 @@ class PlainComponent:
     def tile(self, clips: Clips) -> PlainPass:
         half, steps, check = self._half, clips.plan.steps, clips.guard.tick.check
         if half.program.half == "decoder":
-            noise = self._noise(clips)
-            return PlainPass(
-                half, slice(half.front, None), self._features,
-                lambda parts, place: self._decode_frames(half, parts, steps, check, place=place, noise=noise),
-                _unclamped, clips.guard, noise,
-            )  # fmt: skip
+            given = self._given(clips, False)
+
+            def decode(parts: Iterator[Tensor], place: Place | None) -> Iterator[Iterator[Tensor]]:
+                return decode_frames(half, parts, steps, check, seed=self._seed, place=place, given=given)
+
+            return self._pass(given, slice(half.front, None), self._features, decode, _unclamped, clips.guard)
         return PlainPass(
             half, slice(half.front), self._video,
             lambda parts, place: _each(encode_features(half, parts, steps, check, place=place)), _last, clips.guard,
         )  # fmt: skip
 
-    def _noise(self, clips: Clips, room: int = 0) -> FrameNoise | None:
-        """Return the noise that the decoder begins with, if it does. room: as in `FrameNoise`."""
-        if not self.program.noisy:
-            return None
-        frames, sides = self.program.frames(clips.latents), (self.spatial * n for n in (clips.height, clips.width))
-        return FrameNoise(self._seed, frames, *sides, self._dtype, self._device, room=room)
+    def _given(self, clips: Clips, whole: bool) -> Any:
+        """Return what a family's own decoder gives its steps for these clips, in whole frames or in tiles; None: this
+        one gives nothing."""
+        return None
 
-    def _room(self, clips: Clips) -> int:
-        """Return the bytes of the plan, beside the weights, that a decoder does not take before it needs its noise."""
-        if not self.ahead or not self.program.noisy:
-            return 0
-        size = clips.latents, clips.height, clips.width, self._dtype.itemsize
-        first = sum(step.memory(*size, 0, kernels=False) or 0 for step in self.program.steps)
-        return clips.plan.own_bytes - sum(p.nbytes for p in self._half.parameters()) - first
+    def _pass(self, given: Any, *rest: Any) -> PlainPass:
+        """Return the pass of a decoder that ends in pixels. given: as of `_given`. rest: as of PlainPass."""
+        return PlainPass(self._half, *rest)
 
     def _latents(self, part: Tensor) -> Tensor:
         there = self._reader.read(part[None].contiguous())

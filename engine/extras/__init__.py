@@ -6,6 +6,7 @@ POINTS = {
     for point, module in {
         "devices": "distributed.several",
         "notes": "media.latent_note",
+        "operands": "eight_bit.mixed",
         "replay": "graphs.recorder",
         "schedules": "tuning.kept",
     }.items()

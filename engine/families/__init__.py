@@ -3,6 +3,7 @@
 To add one, see CONTRIBUTING.md: one file here, named in registry.py.
 """
 
+from .drafters import TINY, latents_of
 from .registry import (
     ARCHITECTURES,
     DEFAULT,
@@ -15,6 +16,7 @@ from .registry import (
     latent_space,
     native_names,
     other_vaes,
+    own,
     renamed,
     unwrapped,
 )
@@ -23,6 +25,7 @@ from .unsupported import kind_of, lies_beside
 __all__ = [
     "ARCHITECTURES",
     "DEFAULT",
+    "TINY",
     "WORDS",
     "by_file",
     "by_name",
@@ -31,9 +34,11 @@ __all__ = [
     "find_key_set",
     "kind_of",
     "latent_space",
+    "latents_of",
     "lies_beside",
     "native_names",
     "other_vaes",
+    "own",
     "renamed",
     "unwrapped",
 ]

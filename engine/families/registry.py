@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from importlib import import_module
+from types import ModuleType
 from typing import Any, TypeVar
 
 from ..errors import InputError
 from ..network.architecture import Architecture, KeySet
+from ..network.program import Program
 from . import (
     cogvideox,
     cosmos,
@@ -91,6 +94,15 @@ def of_encoder(architecture: Architecture, config: Any) -> Architecture:
 def by_name(name: str) -> Architecture | None:
     """Return the architecture of this name; None for families that are not run."""
     return next((a for a in ARCHITECTURES if a.name == name), None)
+
+
+def own(program: Program, part: str) -> ModuleType | None:
+    """Return a module of the family that plans and runs this component in a way of its own; None: the core does.
+
+    part: "plans" (its class Plans is one of planning/plans.py), "components" (Components: of execution/component.py) or
+    "launches" (launch(half, dtype, kind) launches all kernels, as planning/launches.py wants it).
+    """
+    return import_module(f"{program.component}.running.{part}") if program.component else None
 
 
 #: Names that people give to VAEs, in letters and digits alone -> the family.

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .native_tiles import NativeTiles
 from .packing import SIDE, PackedLatents
 from .plain import Network
 from .program import Program
+from .sections import Sections
 
 Shapes = Mapping[str, tuple[int, ...]]
 #: Channels of a network's levels, from full to lowest resolution.
@@ -157,11 +157,11 @@ class Architecture:
     step_pixels: int = 1 << 20
     #: Replaces `configure` if metadata are needed besides a file's shapes.
     described: Callable[[Shapes, Mapping[str, object]], Any] | None = None
-    #: The tiles and sections of networks that tile themselves.
-    own: NativeTiles | None = None
-    #: The sections of networks without such tiles whose latents are all made of frames of their own. With more than one
-    #: latent they count the frames of a decode, too.
-    sections: NativeTiles | None = None
+    #: The sections of clips whose latents are all made of frames of their own. With more than one latent they count the
+    #: frames of a decode, too.
+    sections: Sections | None = None
+    #: Its products take a file's int8 codes as they are.
+    coded: bool = False
     #: ComfyUI's class of such a network, whose rule of blending tiles depends on its version.
     host: str = ""
     #: Files of this layout hold VAEs with different latents, which only their weights tell apart.
@@ -198,18 +198,20 @@ class Architecture:
         return (frames - 1) // self.temporal + 1 if self.counted is None else self.counted.encoded(frames)
 
     @property
-    def counted(self) -> NativeTiles | None:
+    def counted(self) -> Sections | None:
         """Return the sections by which frames and latents are counted, if there are any."""
-        return self.own or (self.sections if self.sections is not None and self.sections.latents > 1 else None)
+        return self.sections if self.sections is not None and self.sections.latents > 1 else None
+
+    @property
+    def in_tiles(self) -> bool:
+        """Return whether its networks divide frames and clips themselves, as a part of the model."""
+        return self.sections is not None and self.sections.in_tiles
 
     def reads(self, first: int, end: int) -> tuple[int, int]:
         """Return the frames [a, b) that must be there before latents [first, end) of a clip can be encoded."""
         if self.sections is not None:
-            return self.sections.at(first), self.sections.read(end)
-        if self.own is None:
-            return self.temporal * first, self.temporal * (end - 1) + 1
-        # A section's last latents depend on whether more frames follow.
-        return self.own.frames * (first // self.own.latents), self.own.frames * -(-end // self.own.latents) + 1
+            return self.sections.reads(first, end)
+        return self.temporal * first, self.temporal * (end - 1) + 1
 
     def filled(self, frames: int) -> int:
         """Return the least number of frames, from this one on, whose latents decode to the same number."""

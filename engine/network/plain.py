@@ -102,7 +102,7 @@ class Half(nn.Module):
         for i, frame in enumerate(frames, 1):
             state.ending = ending and i == len(frames)
             step = steps[0]
-            for y in step.each(self.part, frame, state) if step.lazy else (step.plain(self.part, frame, state),):
+            for y in step.each(self.part, frame, state):
                 if y.shape[2] or (i == len(frames) and (ending or not made)):
                     made = True
                     yield from self._by_frame(steps[1:], y, state)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
+from ..runtime.pixels import to_unit
 from .state import State
-from .steps import Steps, frame_at
+from .steps import Steps, frame_at, frames_of, latent_of
 from .values import CAUSAL, Result, Size, Style, Sums, Taps, Work
 
 if TYPE_CHECKING:
@@ -66,12 +67,6 @@ class Step:
     waits: bool = False
     #: Eager execution launches kernels of ours.
     launches: ClassVar[bool] = False
-    #: Numbers of passes in which eager execution can take a clip, from most memory to least (`parked`: between them).
-    passes: ClassVar[tuple[int, ...]] = (1,)
-    #: It is the last one, and gives results one after the other (`each`), although one input may bring many.
-    lazy: ClassVar[bool] = False
-    #: It begins with noise, as many values as there are pixels, which `State.noise` gives it.
-    noisy: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = False  #: The fused form works in a Program whose convolutions look ahead.
     #: Its products take 8-bit operands without calibration: each row has its own scale.
     scales: ClassVar[bool] = False
@@ -89,13 +84,13 @@ class Step:
         return part(self.name)(x, state)
 
     def each(self, part: Callable[[str], nn.Module], x: Tensor, state: State) -> Iterator[Tensor]:
-        """Yield the results of `plain` in parts."""
+        """Yield the results of `plain`, in parts where one input may bring many."""
         yield self.plain(part, x, state)
 
     def memory(self, latents: int, height: int, width: int, itemsize: int, passes: int = 1,
                kernels: bool = True) -> int | None:  # fmt: skip
         """Return the most bytes of eager execution, with `kernels` of its own or without; None: a dry run finds it.
-        passes: 0 for the part of a noisy step before its first frames meet their noise."""
+        passes: as of Steps."""
         return None
 
     def pack(self, part: Callable[[str], nn.Module], operands: Operands, options: Options) -> Any:
@@ -183,13 +178,16 @@ class Program:
     #: start, after steps up to the last change of the frame rate that see the whole clip; latents of an encoder,
     #: counted from the clip's end, so that its first piece may be shorter. 0: any number.
     piece: int = 0
+    #: The package of `engine/families` that plans and runs it in a way of its own (`registry.own`); "": the core does.
+    component: str = ""
 
     @classmethod
     def of(
-        cls, half: Literal["encoder", "decoder"], takes: int, *items: Step | Mark, piece: int = 0, **style: Any
-    ) -> Program:
+        cls, half: Literal["encoder", "decoder"], takes: int, *items: Step | Mark, piece: int = 0, component: str = "",
+        **style: Any,
+    ) -> Program:  # fmt: skip
         """Return a Program; `style` has the fields of Style that differ from the default."""
-        return cls(half, items, takes, Style(**style), piece)
+        return cls(half, items, takes, Style(**style), piece, component)
 
     @functools.cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -206,8 +204,6 @@ class Program:
     def parts(self) -> tuple[tuple[Step, ...], ...]:
         """Return (steps that see whole frames, that change the frame rate, that take single frames), in their order."""
         steps, tiles = self.steps, self.before(TILES)
-        if any(s.lazy for s in steps):
-            return steps[:tiles], (), steps[tiles:]
         if self.half == "decoder":
             last = max((i for i, s in enumerate(steps, 1) if s.time != (1, 1)), default=tiles)
             return steps[:tiles], steps[tiles : max(last, tiles)], steps[max(last, tiles) :]
@@ -240,11 +236,6 @@ class Program:
     def scales(self) -> bool:
         """Return whether a step has products that scale 8-bit operands at run time."""
         return any(s.scales for s in self.every())
-
-    @property
-    def noisy(self) -> bool:
-        """Return whether a step begins with noise of the clip's frames."""
-        return any(s.noisy for s in self.steps)
 
     @functools.cached_property
     def late(self) -> bool:
@@ -293,6 +284,36 @@ class Program:
         latents = -(-count // self.rates[0])
         return [(frame_at(a, latents, count, self.rates[0]), frame_at(b, latents, count, self.rates[0]))
                 for a, b in self.fixed(latents).spans(latents)]  # fmt: skip
+
+    def encoded(self, frames: int) -> int:
+        """Return the latents that an encoder makes of a clip's frames; trailing ones that fill none are not read."""
+        return (frames - 1) // self.rates[0] + 1
+
+    def cut(self, read: Callable[[int, int], Tensor], first: int, end: int, origin: int, count: int | None) -> Tensor:
+        """Return the frames that an encoder makes latents [first, end) of.
+
+        Args:
+            read: read(a, b) returns frames [a, b) of the clip, up to its end.
+            origin: the latent that stands for one frame.
+            count: frames of the clip; None: not known yet.
+        """
+        if self.piece:
+            return read(*(frame_at(n, self.encoded(count), count, self.rates[0]) for n in (first, end)))
+        rate = self.rates[0]
+        return read(rate * first if first == origin else frames_of(first, rate), frames_of(end, rate))
+
+    def warm_up(self, result: int, first: int) -> int:
+        """Return the latents that a decoder sees from `first` on before that of a result."""
+        return latent_of(result, self.rates[-1]) - first
+
+    def in_units(self, frames: Tensor, signed: bool = False) -> Tensor:
+        """Return frames in 0..1, or bytes (signed: in -1..1), as float32 in an encoder's units."""
+        return frames if signed else to_unit(frames)
+
+    def alone(self, latents: int) -> tuple[int, int] | None:
+        """Return (results of each, number) of the sections that a clip of so many latents is made in, each by itself
+        and of one cost; None: it is not made in such."""
+        return None
 
     def whole(self, x: Tensor) -> Tensor:
         """Return the frames of a clip [B, C, T, H, W] that fill whole latents: trailing ones are not read."""

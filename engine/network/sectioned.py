@@ -5,25 +5,37 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from .native_tiles import NativeTiles
 from .program import Program
+from .sections import Sections
 from .steps import frames_of, latent_of
 
 
 @dataclass(frozen=True)
 class Sectioned(Program):
-    """A Program of a network without tiles of its own, whose clips go through in `sections`: those of NativeTiles, of
-    which only the sizes in time count. An encoder of sections of several latents begins anew with each."""
+    """A Program of a network without tiles of its own, whose clips go through in `sections`: an encoder of sections of
+    several latents begins anew with each."""
 
-    sections: NativeTiles = field(default_factory=NativeTiles)
+    sections: Sections = field(default_factory=Sections)
 
     def frames(self, count: int) -> int:
         return self.sections.decoded(count) if self.half == "decoder" else self.sections.encoded(count)
+
+    def encoded(self, frames: int) -> int:
+        return self.sections.encoded(frames)
+
+    def cut(self, read: Callable[[int, int], Tensor], first: int, end: int, origin: int, count: int | None) -> Tensor:
+        start, stop = map(self.sections.at, (first, end))
+        # A section's frames may end with those of its first latent.
+        return filled(read(start if count is None else min(start, count - 1), stop), 0, stop - start)
+
+    def warm_up(self, result: int, first: int) -> int:
+        return latent_at(self, result, self.rates[-1]) - first
 
     def whole(self, x: Tensor) -> Tensor:
         """Return a clip [B, C, T, H, W] with as many frames as its latents are made of: the last one is repeated."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ class State:
     frame per call, with equal results.
     """
 
-    def __init__(self, seed: int | None = None, place: Place | None = None) -> None:
+    def __init__(self, seed: int | None = None, place: Place | None = None, given: Any = None) -> None:
         #: Seed of noise that is added within the network; None: no noise.
         self.seed = seed
         self.histories: dict[str, torch.Tensor] = {}
@@ -43,16 +43,8 @@ class State:
         self.counts: Counter[str] = Counter()
         #: Values that steps compute once per clip, by step name.
         self.constants: dict[str, Any] = {}
-        #: Values that steps compute once for all clips, from the weights alone; the caller may keep them for later
-        #: clips on the same stream.
-        self.kept: dict[Hashable, Any] = {}
-        #: Returns the noise of a frame of the clip or tile, at least [3, H, W], for decoders that begin with noise.
-        self.noise: Callable[[int], torch.Tensor] | None = None
-        #: Passes in which a clip goes through a decoder that can take several, and what such passes call meanwhile.
-        self.passes: int = 1
-        self.check: Callable[[], None] = lambda: None
-        #: Type of the operands of products that scale them as they come, "fp8" or "int8"; None: that of the weights.
-        self.kind: str | None = None
+        #: What a family's own component gives its steps; None: the core runs them.
+        self.given = given
         #: The next call is the clip's last: convolutions that look ahead see its last frame repeated.
         self.ending = False
         #: Where each step begins, for a later part of a clip; None: at the clip's start.
@@ -65,10 +57,6 @@ class State:
         if name not in self.constants:
             self.constants[name] = make()
         return self.constants[name]
-
-    def keeps(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return `make()`, which depends on the weights alone and is called for the first clip that needs it."""
-        return kept(self.kept, key, make)
 
     def takes_part(self, name: str) -> bool:
         """Return whether the named step sees the next chunk; this sets `inside`."""
@@ -106,14 +94,6 @@ class State:
     def nbytes(self) -> int:
         waiting = (t for frames in self.waiting.values() for t in frames)
         return sum(t.numel() * t.element_size() for t in (*self.histories.values(), *waiting))
-
-
-def kept(values: dict[Hashable, Any], key: Hashable, make: Callable[[], T]) -> T:
-    """Return the value under `key`, which `make` makes if there is none; calls in any mode of torch can use it."""
-    if key not in values:
-        with torch.inference_mode(False), torch.no_grad():
-            values[key] = make()
-    return values[key]
 
 
 def grouped(x: torch.Tensor, state: State | None, key: str, every: int) -> torch.Tensor:

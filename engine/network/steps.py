@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -52,12 +52,6 @@ class Steps:
         while edges[-1] < latents:
             edges.append(min(edges[-1] + self.at(edges[-1]), latents))
         return list(itertools.pairwise(edges))
-
-
-def together(program: Any) -> int:
-    """Return how many latents a Program's lazy step takes at once, which is also the most results that it gives at
-    once; 1 without such a step."""
-    return max((step.cycle for step in program.steps if step.lazy), default=1)
 
 
 def frames_of(latents: int, rate: int) -> int:

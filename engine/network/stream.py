@@ -6,7 +6,7 @@ Every schedule gives the same result as one call with the whole clip; the size o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -74,15 +74,11 @@ def decode_features(
 
 def decode_frames(
     decoder: Half, features: Iterable[Tensor], steps: Steps, check: Callable[[], None], parts: Split = split,
-    seed: int | None = None, place: Place | None = None, noise: Callable[[int], Tensor] | None = None,
-    kind: str | None = None, kept: dict[Hashable, Any] | None = None,
+    seed: int | None = None, place: Place | None = None, given: Any = None,
 ) -> Iterator[Iterator[Tensor]]:  # fmt: skip
     """Yield, for each chunk of features of the whole frame or of one tile, an iterator of its frames [B, 3, f, H, W];
-    each iterator must be exhausted before the next chunk. kind, kept: as in `State`."""
-    state = State(seed, place)
-    if kept is not None:
-        state.kept = kept
-    state.noise, state.passes, state.check, state.kind = noise, steps.passes, check, kind
+    each iterator must be exhausted before the next chunk. given: as of `State`."""
+    state = State(seed, place, given)
     for chunk in _until_the_end(decoder, features, state):
         yield _frames(decoder, chunk, steps, check, parts, state)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..request import Request
 from ..system.memory import GIB, in_gb
 from . import refusals
 
@@ -33,12 +34,10 @@ class Ask:
     host: int | None
     rest: tuple[int, int]
     check: Callable[[], None]
+    #: All that the user asked for, for a family's own component.
+    request: Request
     #: Name of the option that raises the target, for refusals.
     option: str = "vram_gb"
-    #: How a self-tiling network's decode blends its tiles (`request.NATIVE_BLENDS`).
-    blend: str = "separate"
-    #: In the tiles that its weights were trained with.
-    trained: bool = False
     #: Latents of the clip whose noise is drawn at once and waits in host memory; None: these, 0: of none.
     drawn: int | None = None
     #: As of `Limits`.

@@ -21,11 +21,11 @@ from ..precision.policy import EXACT, Policy
 from ..runtime.context import ExecutionContext
 from ..runtime.memory import RESERVE_BYTES
 from ..runtime.parking import Parking
-from .cost import Rates, Sizes
+from .cost import GRAPH_BYTES, Rates, Sizes
 from .dryrun import peak_bytes
 from .fusable import half_not_fused
 from .meta import meta_model
-from .plan import GRAPH_BYTES, one_step
+from .plan import one_step
 
 #: Bytes that operators allocate themselves in addition to the sums that a dry run counts (coefficients of norms,
 #: scales, a library's small buffers), with the reserve that a run keeps for them.
@@ -85,10 +85,6 @@ class FusedWalk:
         if policy.half_accumulate and self.dtype == torch.float16:
             return "layers whose products are summed in fp16 have no such kernels"
         return "its layers are narrower than those that have such kernels"
-
-    def in_8_bit(self, half: str) -> bool:
-        """Check if at least some convolutions of the component are in 8 bit."""
-        return bool(self.operands(half).policy.kinds)
 
     def network(self, half: str) -> FusedDecoder | FusedEncoder:
         """Return the packed component as a run has it, without values."""

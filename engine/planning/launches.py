@@ -6,7 +6,6 @@ on chunks, bands or steps. So a few dry runs of a chunk show all of it, each in 
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..families import own
 from ..kernels.attention import FLASH_HEAD, attention
 from ..kernels.conv3d.schedules import SMALL_PLANE, Schedule
 from ..kernels.conv3d.tuned import Kind, offer
@@ -24,13 +24,8 @@ from ..kernels.prebuilt.keys import Key, key
 from ..kernels.prebuilt.library import library
 from ..kernels.targets import Target
 from ..network.architecture import Architecture
-from ..network.codes import Codes, forget
 from ..network.fused import FusedDecoder, FusedEncoder
-from ..network.ops.tokens import Matrix
-from ..network.plain import Half
 from ..network.program import Program
-from ..network.state import State
-from ..network.tokens import TokenNetwork
 from ..options import Options
 from ..precision.policy import EXACT, MIN_CHANNELS, Policy, Range
 from ..runtime.context import ExecutionContext
@@ -42,9 +37,6 @@ META = torch.device("meta")
 LARGE = int(SMALL_PLANE**0.5)
 #: Numbers of tokens with which attention takes more tiles, and more parts, than with few.
 TOKENS = (160 * 160, 200 * 200)
-#: Columns of a transformer's inputs that are rotated together, as the published file has them; fewer where they do not
-#: divide a width.
-ROTATED = (256, 64, 16, 4)
 Schedules = Mapping[Kind, Schedule]
 _TABLES: Schedules = {}
 _OUTPUTS = (torch.float32, torch.float16, torch.uint8)
@@ -77,10 +69,8 @@ def launches(
                 work()
         elif (found := getattr(meta_model(architecture, config), half)) is None:
             pass
-        elif found.program.launches:
-            _eagerly(copy.deepcopy(found).to(dtype), kind)
-        elif found.program.scales:
-            _tokens(found, dtype, kind)
+        elif (module := own(found.program, "launches")) is not None:
+            module.launch(found, dtype, kind)
     return keys_of(calls)
 
 
@@ -217,34 +207,6 @@ def _latents(channels: int, count: int, side: int) -> Tensor:
 
 def _frames(network: FusedEncoder, count: int, size: int) -> Tensor:
     return torch.empty(count, size, size, network.takes, device=META, dtype=torch.float32)
-
-
-def _tokens(half: Half, dtype: torch.dtype, kind: str | None) -> None:
-    size = (1, LARGE // 8, LARGE // 8)
-    latents = torch.empty(half.program.takes, *size, device=META, dtype=torch.float32)
-
-    def decode() -> None:
-        network = TokenNetwork(half, dtype, META, kind)
-        run = network.memory(size, 1)
-        run.allocate()
-        for _ in network.decode([latents], 1, lambda: None, run):
-            pass
-
-    decode()
-    if kind == "int8":  # a file's own codes have rotated inputs
-        for layer in (m for m in half.modules() if isinstance(m, Matrix)):
-            rows = torch.empty(len(layer.weight), device=META, dtype=torch.float32)
-            group = next(g for g in ROTATED if layer.weight.shape[1] % g == 0)
-            Codes(layer.weight.to(torch.int8), rows, group).attach(layer)
-        decode()
-        forget(half)
-
-
-def _eagerly(half: Half, kind: str | None) -> None:
-    """Run one latent, which is a whole clip, without values."""
-    side, state = LARGE // 8, State()
-    state.kind, state.ending = kind, True
-    half(torch.empty(1, half.program.takes, 1, side, side, device=META, dtype=next(half.parameters()).dtype), state)
 
 
 def _nothing(_: Any) -> None:

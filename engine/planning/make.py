@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-from ..extras.eight_bit.mixed import Mixed
-from ..extras.eight_bit.store import Store
 from ..kernels.targets import target
 from ..network.architecture import Architecture
 from ..network.program import Program
 from ..options import OFF, Options
 from ..precision.modes import MIXED, Mode, resolve, scaled_mode
+from ..precision.policies import unsettled
 from ..system.orders import ORDERS
 from .choice import Choices
 from .cost import Rates
@@ -43,10 +42,9 @@ def make_planner(
     walk = FusedWalk(architecture, config, dtype, options, rates)
     if not mode.plain:
         model = meta_model(architecture, config)
-        mixed = Mixed(mode, model, dtype, options, Store(None))
         for half in ("encoder", "decoder"):
             if getattr(model, half) is not None:
-                walk.use(half, mixed.policy(half))
+                walk.use(half, unsettled(mode, options.min_db, getattr(model, half)))
     return Planner(walk, fused, how, mode.kind, waits)
 
 

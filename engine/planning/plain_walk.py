@@ -289,7 +289,7 @@ def keeps(program: Program) -> bool:
 
 def needs_length(architecture: Architecture, program: Program) -> bool:
     """Check if plans need the length of a clip that is otherwise read as it runs: its memory grows with each frame."""
-    return architecture.own is None and keeps(program) and not program.unstreamed
+    return not architecture.in_tiles and keeps(program) and not program.unstreamed
 
 
 class _Sampled:

@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from ..network.steps import Steps
 from ..network.tiles import Grid
-from ..request import NATIVE_BLENDS, Request
+from ..report import Report
+from ..request import Request
 from ..runtime.parking import Parking
 from ..system.memory import in_gb
 from ..system.words import REFERENCE, html_table, many
 
-#: Memory for recording: cuBLAS's workspace for a second stream (32 MiB on an H200), operators' temporaries in a pool
-#: of their own, and the graphs themselves; 46 MiB measured with two graphs.
-GRAPH_BYTES = 64 << 20
 
+class Own(Protocol):
+    """What the plan of a family's own component holds in addition.
 
-@dataclass(frozen=True)
-class Own:
-    """Plan of a network that tiles itself.
+    way: what of a request changes its results, as `Request.way`. kept: as of Plan.
+    unrecorded: why its chunks are not recorded in graphs; None: nothing speaks against it.
+    """
 
-    tiles: computed at a time. grid: rows and columns of tiles in a frame. resident: layers whose weights are on the
-    device, of all `layers`; 0, 0 if no weights could be elsewhere. blend: how a decode blends tiles
-    (`request.NATIVE_BLENDS`). trained: in the tiles that its weights were trained with, not in those of its family."""
-
-    tiles: int
-    grid: tuple[int, int]
-    resident: int = 0
-    layers: int = 0
-    blend: str = "separate"
-    trained: bool = False
+    @property
+    def way(self) -> tuple[str, ...]: ...
+    @property
+    def kept(self) -> bool: ...
+    @property
+    def unrecorded(self) -> str | None: ...
 
     def describe(self) -> str:
-        rows, columns = self.grid
-        kind = ", as it was trained" if self.trained else ""
-        of = f"the model's own {columns} x {rows} tiles ({self.blend} blend{kind}), {self.tiles} at a time"
-        hosted = self.layers - self.resident
-        return of + (f", weights of {hosted} of {self.layers} layers streamed from host memory" if hosted else "")
+        """Return what runs in words."""
+
+    def report(self, report: Report, kind: str, off: dict[str, str], graphs: bool) -> None:
+        """Fill in a report on a run, and the optimisations that are `off`. kind: of 8-bit products, or the precision.
+        graphs: they are on, and the run is on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Plan:
     far_bytes: int = field(default=0, compare=False)
     #: Seconds of the clip by the machine's rates, to compare exact plans with; of plain torch only those of copies.
     seconds: float = field(default=0.0, compare=False)
-    #: For a network that tiles itself; its grid is then one tile.
+    #: For a family's own component; the grid is then one tile.
     own: Own | None = None
 
     #: Part of `peak_bytes` allocated before the run that stays: the other component's packed weights. Targets do not
@@ -93,13 +90,17 @@ class Plan:
 
     @property
     def plain(self) -> bool:
-        """Check if plain torch runs the plan, not the fused kernels or a transformer's layers."""
-        return not self.fused and not (self.own and self.own.layers)
+        """Check if plain torch runs the plan, not the fused kernels or a family's own component."""
+        return not self.fused and not (self.own and self.own.kept)
+
+    @property
+    def kept(self) -> bool:
+        """Check if the memory of a run is one ExecutionContext's, which may stay for the next one with its graphs."""
+        return self.fused if self.own is None else self.own.kept
 
     def tiles_as(self, request: Request) -> bool:
         """Check if this plan of a decode has the native tiles that a request asks for; others have the defaults."""
-        blend, trained = (NATIVE_BLENDS[0], False) if self.own is None else (self.own.blend, self.own.trained)
-        return (blend, trained) == (request.native_blend, request.trained)
+        return (Request().way if self.own is None else self.own.way) == request.way
 
     @property
     def bare(self) -> bool:
@@ -162,8 +163,8 @@ def why_none(wanted: bool, plan: Plan, rate: int = 4) -> str | None:
         return "switched off"
     if plan.tiled:
         return "blended tiles are not recorded"
-    if plan.own is not None and plan.own.resident < plan.own.layers:
-        return "weights come from host memory in every chunk"
+    if plan.own is not None and plan.own.unrecorded:
+        return plan.own.unrecorded
     if plan.parking is not None:
         histories = "histories come from host memory and go back in every chunk"
         return histories if plan.host_bytes else "frames go through in bands"

@@ -1,19 +1,18 @@
-"""Choose chunks and tiles for a memory target, by dry runs of each candidate (fused_walk, plain_options,
-native_options)."""
+"""Choose chunks and tiles for a memory target, by dry runs of each candidate (fused_plans, plain_plans)."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from .. import log
-from ..errors import InputError, PlanError
+from ..errors import PlanError
+from ..families import own
 from ..network.plain import Network
 from ..network.program import Program
-from ..network.steps import Steps
 from ..network.tiles import Grid, grid, shrinking
 from ..request import Request, check_frame
 from ..runtime.parking import Parking
@@ -22,14 +21,14 @@ from . import refusals
 from .ask import Ask
 from .besides import besides
 from .budget import Limits
-from .cost import MAX_LATENTS, Sizes, clip_work, leanest, quickest_steps, rolling
+from .fused_plans import FusedPlans
 from .fused_walk import FusedWalk
 from .largest import largest
 from .meta import meta_model
-from .native_options import NativeOptions
-from .plain_options import PlainOptions
+from .plain_plans import PlainPlans
 from .plain_walk import PlainWalk, Torch, keeps, roomy
 from .plan import Plan
+from .plans import Known, Plans
 
 #: Defaults of `Planner.plan`.
 DEFAULT, NONE = Request(), Limits()
@@ -45,11 +44,8 @@ class Planner:
         """Prepare plans for the operands that `walk` packs. fused: returns True where the fused operators run it. how:
         returns the way in which plain torch takes memory. kind: type of 8-bit products that are no convolutions. waits:
         the model's own weights are in host memory until a run reads them."""
-        architecture = walk.architecture
-        self.walk = walk
-        self.spatial, self._temporal = architecture.spatial, architecture.temporal
+        self.walk, self.spatial = walk, walk.architecture.spatial
         self._dtype, self._fused, self._how, self._kind, self._waits = walk.dtype, fused, how, kind, waits
-        self._plain = PlainWalk(architecture, walk.config, walk.dtype, walk.options.flash_attention)
 
     @functools.cached_property
     def _besides(self) -> Callable[[str, bool], int]:
@@ -57,15 +53,25 @@ class Planner:
         return functools.cache(functools.partial(besides, self._model, self._waits, self._dtype.itemsize))
 
     @functools.cached_property
-    def _eager(self) -> PlainOptions:
-        itemsize = self._dtype.itemsize
-        return PlainOptions(self._model, self._plain, self.walk.single, self._besides, self._how, itemsize)
+    def _known(self) -> Known:
+        walk = self.walk
+        plain = PlainWalk(walk.architecture, walk.config, walk.dtype, walk.options.flash_attention)
+        return Known(self._model, walk, plain, self._besides, lambda: self._how(), self._kind, self._can_fuse)
 
     @functools.cached_property
-    def _native(self) -> NativeOptions | None:
-        """Return the plans of a self-tiling network; None for others."""
-        tiled = self.walk.architecture.own is not None
-        return NativeOptions(self._model, self.walk, self._plain, self._kind, self._how) if tiled else None
+    def _fusing(self) -> FusedPlans:
+        return FusedPlans(self._known)
+
+    @functools.cached_property
+    def _eager(self) -> PlainPlans:
+        return PlainPlans(self._known)
+
+    @functools.cached_property
+    def _own(self) -> dict[str, Plans]:
+        """Return the plans of the components that their family plans itself."""
+        halves = {name: half for name in ("encoder", "decoder") if (half := getattr(self._model, name)) is not None}
+        found = {name: own(half.program, "plans") for name, half in halves.items()}
+        return {name: module.Plans(self._known) for name, module in found.items() if module is not None}
 
     @functools.cached_property
     def _model(self) -> Network:
@@ -91,21 +97,10 @@ class Planner:
         request.check(self.spatial)
         check_frame(self._program(half), *size[1:])
         band = request.tile if request.tiling == "exact" else 0
-        ask = Ask(half, *size, request.chunk, request.dtype, band, limits.host, rest, check, limits.option,
-                  request.native_blend, request.trained, drawn, limits.cpu, limits.beside)  # fmt: skip
-        self._eager.check_noise(ask)
-        if self._native is not None:
-            return self._own_tiles(ask, request, limits)
-        if request.native_blend != DEFAULT.native_blend:
-            raise InputError("native_blend is for VAEs that tile themselves (MiniMax H3): leave it out")
-        if request.trained:
-            raise InputError(refusals.NO_TRAINED_TILES)
-        chunk, chunks = request.chunk, self._program(half).chunk
-        if chunk and chunks is not None and chunk != chunks[1] and self._fused() and self.walk.why_not(half) is None:
-            together = "all of a clip's latents" if self._program(half).waits else f"{chunks[1]} latents at a time"
-            log.once(f"chunk={chunk} is not used: this network's norms take {together} together")
-        if chunk and self._program(half).piece:
-            log.once(f"chunk={chunk} is not used: the pieces that this network takes a clip in are part of the model")
+        ask = Ask(half, *size, request.chunk, request.dtype, band, limits.host, rest, check, request,
+                  limits.option, drawn, limits.cpu, limits.beside)  # fmt: skip
+        if refusal := self._plans(ask, self._whole(ask)).check(ask):
+            return self._in_its_own(ask, limits, request.tiling == "auto", refusal)
         if request.tiling == "blended":
             return self._blended(ask, request.tile, request.overlap, limits.target)
         if request.tiling == "auto":
@@ -149,19 +144,14 @@ class Planner:
             self._with_chunk(ask, tiles, lambda a: refusal.format(**self._needs(a, tiles, target), **names))
         )
 
-    def _own_tiles(self, ask: Ask, request: Request, limits: Limits) -> Plan:
-        """Return a plan of a network that tiles itself, below the target or, with "auto", the raised target."""
-        if request.trained and getattr(self._program(ask.half), "trained", None) is None:
-            raise InputError(refusals.NO_TRAINED_TILES)
-        if request.tile or request.chunk or request.tiling in ("exact", "blended"):
-            log.once("this network tiles itself, in space and time, which is part of the model: tiles and chunks that "
-                     "are asked for are not used")  # fmt: skip
-        whole, tries = self._whole(ask), limits.tries(request.tiling == "auto")
+    def _in_its_own(self, ask: Ask, limits: Limits, raising: bool, refusal: str) -> Plan:
+        """Return a plan of a component that divides frames itself, below the target or (`raising`) the raised one."""
+        whole, tries = self._whole(ask), limits.tries(raising)
         for limit in tries:
             plan = self._first_fit(ask, whole, limit)
             if plan is not None:
-                return self._noted(plan, ask, ask, limits.target, limit)
-        raise PlanError(refusals.OWN_TILES.format(**self._needs(ask, whole, tries[-1])))
+                return self._noted(plan, ask, ask, limits.target, limit, refusals.FOR_OWN_TILES)
+        raise PlanError(refusal.format(**self._needs(ask, whole, tries[-1])))
 
     def _auto(self, ask: Ask, limits: Limits) -> Plan:
         """Return a plan for whole frames below the target, or below the raised target; else for blended tiles."""
@@ -180,13 +170,16 @@ class Planner:
                         return self._noted(plan, ask, a, limits.target, limit)
         raise PlanError(self._smallest(ask).format(**self._needs(asks[-1], grids[-1], tries[-1])))
 
-    def _noted(self, plan: Plan, ask: Ask, used: Ask, target: int | None, limit: int | None) -> Plan:
-        """Return the plan with a note on what differs between `ask`, `target` (asked for) and `used`, `limit`."""
+    def _noted(
+        self, plan: Plan, ask: Ask, used: Ask, target: int | None, limit: int | None, why: str = refusals.FOR_WHOLE
+    ) -> Plan:
+        """Return the plan with a note on what differs between `ask`, `target` (asked for) and `used`, `limit`; why: the
+        reason for a raised target, of plans without blended tiles."""
         notes = []
         if plan.tiled:
             notes += [refusals.APPROXIMATE, self._no_whole(used, limit, refusals.SMALLER)]
         if limit != target:
-            why = refusals.NOTHING_SMALLER if plan.tiled else refusals.FOR_OWN_TILES if plan.own else refusals.FOR_WHOLE
+            why = refusals.NOTHING_SMALLER if plan.tiled else why
             notes.append(refusals.RAISED.format(target=ask.told(target), room=in_gb(limit), why=why))
         if used.chunk != ask.chunk:
             notes.append(refusals.CHUNK_UNUSED.format(chunk=ask.chunk))
@@ -216,10 +209,11 @@ class Planner:
 
     def _first_fit(self, ask: Ask, tiles: Grid, target: int | None) -> Plan | None:
         """Return the first, and largest, plan below the target; None where none is."""
-        quick = target is None or ask.band or self._native  # the first option may do, and `_least` takes longer
-        if not quick and self._least(ask, tiles, target) > target:
+        quick = target is None or ask.band  # the first option may do, and `_least` takes longer
+        least = None if quick else self._least(ask, tiles, target)
+        if least is not None and least > target:
             return None
-        for option in self._options(ask, tiles, target):
+        for option in self._plans(ask, tiles).of(ask, tiles, target):
             ask.check()
             plan = replace(option, peak_bytes=option.peak_bytes + self._besides(ask.half, option.fused))
             if target is None or plan.peak_bytes <= target:
@@ -227,109 +221,24 @@ class Planner:
                 return roomy(plan, option.peak_bytes, self._how(), target) if slack else plan
         return None
 
-    def _least(self, ask: Ask, tiles: Grid, target: int | None = None) -> int:
-        """Return the peak of the leanest plan; above the target it is an estimate, but more than the target."""
+    def _least(self, ask: Ask, tiles: Grid, target: int | None = None) -> int | None:
+        """Return `Plans.least`."""
         ask.check()
-        if self._native is not None:
-            *_, plan = self._options(ask, tiles, target)
-            return self._besides(ask.half, plan.fused) + plan.peak_bytes
-        if not self._runs_fused(ask, tiles):
-            return self._besides(ask.half, False) + self._eager.leanest(ask, tiles, target)[0]
-        *_, steps = self._fused_steps(ask, tiles.rows.size, tiles.cols.size)
-        least = self._sizes(ask, tiles, steps, None).device
-        if len(tiles) == 1 and ask.host != 0:
-            least = min(least, self._leanest(ask, tiles, ask.host)[1].device)
-        return self._besides(ask.half, True) + least
-
-    def _leanest(self, ask: Ask, tiles: Grid, host: int | None = None) -> tuple[Parking, Sizes]:
-        return leanest(functools.partial(self._sizes, ask, tiles, self._step(ask, 1, 1)), host, self._still(ask))
-
-    def _still(self, ask: Ask) -> bool:
-        return self._program(ask.half).style.still
+        return self._plans(ask, tiles).least(ask, tiles, target)
 
     def _runs_fused(self, ask: Ask, tiles: Grid) -> bool:
         whole = len(tiles) == 1 or (ask.half == "decoder" and not self.walk.late(ask.half))
-        return whole and self._can_fuse(ask)
+        return whole and self._can_fuse(ask.half)
 
-    def _can_fuse(self, ask: Ask) -> bool:
-        return self._fused() and self.walk.why_not(ask.half) is None
+    def _can_fuse(self, half: str) -> bool:
+        return self._fused() and self.walk.why_not(half) is None
 
-    def _options(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
-        """Yield plans from most memory to least; their peaks do not include the weights."""
-        rows, cols = tiles.rows.size, tiles.cols.size
-        if self._native is not None:
-            fused = ask.half == "encoder" and self._can_fuse(ask)
-            yield from self._native.of(ask, tiles, fused, self._besides(ask.half, fused), target)
-            return
-        if self._runs_fused(ask, tiles):
-            if not ask.band:
-                for steps in self._fused_steps(ask, rows, cols):
-                    yield self._fused_plan(ask, tiles, steps, None)
-            if len(tiles) == 1 and ask.host != 0:
-                yield from self._parking_plans(ask, tiles, target)
-            return
-        yield from self._eager.of(ask, tiles, target)
-
-    def _fused_steps(self, ask: Ask, rows: int, cols: int) -> Iterator[Steps]:
-        """Yield steps from those that fill the GPU down to one frame per step."""
-        frames = self.walk.frames_per_step(ask.half, self.spatial * rows, self.spatial * cols)
-        while frames:
-            yield self._step(ask, -(-frames // self._temporal), frames)
-            frames = 0 if self._program(ask.half).piece else frames // 2
-
-    def _step(self, ask: Ask, latents: int, frames: int) -> Steps:
-        fixed = self._program(ask.half).fixed(ask.latents)
-        if fixed is not None:
-            return fixed
-        latents = min(ask.chunk or min(latents, MAX_LATENTS), ask.latents)
-        if self._temporal == 1:  # pictures of a chunk stay together to the end
-            return Steps(latents, 0)
-        return Steps(latents, min(frames, self._temporal * latents))
+    def _plans(self, ask: Ask, tiles: Grid) -> Plans:
+        """Return the plans of the component in these tiles: a family's own, fused ones, or those of plain torch."""
+        return self._own.get(ask.half) or (self._fusing if self._runs_fused(ask, tiles) else self._eager)
 
     def _program(self, half: str) -> Program:
         return getattr(self._model, half).program
-
-    def _fused_plan(self, ask: Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Plan:
-        sizes = self._sizes(ask, tiles, steps, parking)
-        far, seconds = sizes.far, clip_work(sizes, steps, ask.latents) / self.walk.rates.work
-        return Plan(steps, tiles, sizes.device, True, parking, sizes.host, far, seconds, reference=ask.cpu)
-
-    def _sizes(self, ask: Ask, tiles: Grid, steps: Steps, parking: Parking | None) -> Sizes:
-        frame = None if len(tiles) == 1 else (ask.height, ask.width)
-        size, walk = (tiles.rows.size, tiles.cols.size), self.walk
-        clip = ask.latents if self._program(ask.half).gathers else 0
-        # All pictures are one clip; after a video clip of one chunk another clip's frames may arrive.
-        alone = self._still(ask) and ask.latents <= steps.latents
-        return walk.sizes(ask.half, steps.latents, steps.frames, *size, ask.output, frame, parking, ask.rest, clip,
-                          alone)  # fmt: skip
-
-    def _parking_plans(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
-        """Yield the plan with parked histories that is fastest per frame below the target, or else the leanest one."""
-        # Histories are copied once per step: more frames per step hide more of the copies, but take more memory.
-        sizes = ((4, 8), (2, 8), (2, 4), (1, 4), (2, 2), (1, 2), (1, 1))
-        options = list(dict.fromkeys(self._step(ask, *size) for size in sizes))
-        if ask.band:
-            for steps in options:
-                plan = self._fused_plan(ask, tiles, steps, Parking(None, 0, rows=ask.band))
-                if ask.host is None or plan.host_bytes <= ask.host:
-                    yield plan
-            return
-        room = None if target is None else target - self._besides(ask.half, True)
-        lean, least = self._leanest(ask, tiles, ask.host)
-        fits = room is not None and least.device <= room
-
-        def measure(steps: Steps, parking: Parking | None) -> Sizes:
-            ask.check()
-            return self._sizes(ask, tiles, steps, parking)
-
-        best = quickest_steps(options, measure, ask.latents, room, ask.host) if fits else None
-        if best is None and fits and self._still(ask):
-            parking = rolling(functools.partial(measure, options[-1]), room)
-            best = None if parking is None else (options[-1], parking)
-        if best is not None:
-            yield self._fused_plan(ask, tiles, *best)
-        else:
-            yield self._fused_plan(ask, tiles, options[-1], lean)
 
     # -- refusals ----------------------------------------------------------------------------------------------------
 
@@ -367,16 +276,17 @@ class Planner:
 
     def _ways(self, ask: Ask, target: int | None, last: str) -> str:
         """Return the remedies for whole frames: `last`, after raising ram_gb where parking needs more than allowed."""
-        fused = self._can_fuse(ask)
+        fused = self._can_fuse(ask.half)
         if not fused and self._dtype == torch.float32 and ask.host != 0:
             last = refusals.LEANER.format(ways=last)
         if ask.host in (None, 0):
             return last
         if fused:
-            _, least = self._leanest(ask, self._whole(ask))
+            _, least = self._fusing.leanest(ask, self._whole(ask))
             device, host = least.device, least.host
         else:
-            device, host = self._eager.leanest(replace(ask, host=None), self._whole(ask))
+            whole = self._whole(ask)
+            device, host = self._plans(ask, whole).leanest(replace(ask, host=None), whole)
         if host <= ask.host:
             return last
         needed = self._besides(ask.half, fused) + device
@@ -384,9 +294,9 @@ class Planner:
         return more.format(gpu=in_gb(needed), ram=in_gb(host), allowed=in_gb(ask.host), ways=last)
 
     def _why_no_bands(self, ask: Ask, tiles: Grid, target: int | None) -> str:
-        if ask.host == 0 or not self._can_fuse(ask):
+        if ask.host == 0 or not self._can_fuse(ask.half):
             return "bands need parked histories, which only the fused kernels on a GPU have"
-        least = self._sizes(ask, tiles, self._step(ask, 1, 1), Parking(None, 0, rows=ask.band))
+        least = self._fusing.sizes(ask, tiles, self._fusing.step(ask, 1, 1), Parking(None, 0, rows=ask.band))
         needs = f"{in_gb(self._besides(ask.half, True) + least.device)}, and the target is {ask.told(target)}"
         if ask.host is not None:
             needs += f"; {in_gb(least.host)} of host memory, and ram_gb allows {in_gb(ask.host)}"

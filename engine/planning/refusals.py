@@ -27,10 +27,6 @@ NOISE = (
     "the noise of this clip takes {needs} of host memory and ram_gb allows {allowed}: raise ram_gb, or use a shorter "
     "clip"
 )
-NO_TRAINED_TILES = (
-    "native_tiles='trained' is for decoders that were trained in other tiles than their family's (LynnReal): leave it "
-    "out"
-)
 OWN_TILES = (
     "{size} in its own tiles needs {needs} at least and the target is {target}: raise {option}, or use smaller frames"
 )

@@ -10,7 +10,7 @@ import copy
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -79,8 +79,6 @@ _OWN = "\0"
 class Repeated:
     """Stand-in for a Step in a dry run of plain torch."""
 
-    lazy = False  # a lazy step knows its memory, so no dry run meets it
-
     def __init__(self, step: Step, memory: PeakMemory, known: Known) -> None:
         self.name, self.size = step.name, step.size
         self._step, self._memory, self._known = step, memory, known
@@ -97,6 +95,9 @@ class Repeated:
             return self._walked(question, part, x, kept, state)
         with torch._C._DisableTorchDispatch():  # the modes would count again what the record holds
             return self._followed(record, x, kept)
+
+    def each(self, part: Callable[[str], nn.Module], x: Tensor, state: State) -> Iterator[Tensor]:
+        yield self.plain(part, x, state)
 
     def _own(self, keys: Iterable[str]) -> list[str]:
         """Return the step's own keys of a part of the State."""

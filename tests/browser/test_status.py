@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 
@@ -39,13 +40,14 @@ def lines(vae: str = "tiny.safetensors") -> dict:
 
 def put(node: str, widget: str, value: object) -> str:
     held = f"{node}.widgets.find((w) => w.name === '{widget}')"
-    return f"void (({held}.value = {value!r}), {held}.callback?.({value!r}))"
+    return f"void (({held}.value = {json.dumps(value)}), {held}.callback?.({json.dumps(value)}))"
 
 
 #: What changes -> (how, how it is taken back, the state that follows).
 CHANGES = {
     "a widget of the node": (put(DECODE, "vram_gb", 0.01), put(DECODE, "vram_gb", 0), "refused"),
     "its tiling": (put(DECODE, "tiling", "untiled"), put(DECODE, "tiling", "auto"), "planned"),
+    "a draft, which its family has none of": (put(DECODE, "draft", True), put(DECODE, "draft", False), "refused"),
     "the precision": (put(LOADER, "precision", "fp16"), put(LOADER, "precision", "auto"), "planned"),
     "the file": (put(LOADER, "vae_name", "not_a_vae.safetensors"), put(LOADER, "vae_name", "tiny.safetensors"),
                  "foreign"),

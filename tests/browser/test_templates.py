@@ -80,7 +80,7 @@ def test_workflows_of_the_first_version_load_with_their_values(browser, comfy, n
 #: State -> widgets that came after it, with what they are then.
 LATER = {
     "with_encode_as": {(f"ZeroWasteVAE{kind}", "keep_models"): "auto" for kind in ("Decode", "Encode", "Optimize")}
-    | {("ZeroWasteVAEOptimize", "direct"): False},
+    | {("ZeroWasteVAEOptimize", "direct"): False, ("ZeroWasteVAEDecode", "draft"): False},
 }
 LATER["with_gpus"] = LATER["with_encode_as"] | {
     ("ZeroWasteVAEDecodeToVideo", "gpus"): "auto", ("ZeroWasteVAEOptimize", "kernels"): "auto",

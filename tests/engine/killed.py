@@ -52,15 +52,18 @@ def run(vae: str, latent: str, out: str, kills: int) -> dict[str, object]:
     spent, draw, found = time.monotonic() - start, random.Random(1), []
     for number in range(kills):
         child = begun(["decode", common[0], out, *common[1:], "--resume"])
+        ended = 0
         if number % 2:
             time.sleep(draw.uniform(0, spent))
-        else:  # once it has written something
-            before, end = left(Path(out)), time.monotonic() + 60
-            while left(Path(out)) == before and time.monotonic() < end:
+        else:  # once it has written something, if it is still seen to
+            before = left(Path(out))
+            while left(Path(out)) == before and not ended:
                 time.sleep(0.002)
+                ended, _ = os.waitpid(child, os.WNOHANG)
             time.sleep(draw.uniform(0, 0.05 * spent))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
         found.append((left(Path(out)), Path(out).exists()))
         if Path(out).exists():  # start over
             Path(out).rename(f"done{len(found)}")

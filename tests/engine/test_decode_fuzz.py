@@ -51,7 +51,7 @@ def options_of(rng, vae, z):
     choices = {
         "tiling": TILINGS, "tile": (0, 2 * s, 3 * s, 8 * s), "overlap": (None, 0, s), "chunk": (0, 1, 2, 5),
         "vram_gb": (None, 0, 0.25, 1), "ram_gb": (None, 0, 0.25, 1), "output": tuple(OUTPUTS),
-        "native_blend": NATIVE_BLENDS if vae.architecture.own else NATIVE_BLENDS[:1],
+        "native_blend": NATIVE_BLENDS if vae.architecture.in_tiles else NATIVE_BLENDS[:1],
         "start": (first,), "frames": (None, 1, count - first), "any_vae": (False, True),
         "devices": (None, "auto"), "mixed_devices": (False, True),
     }  # fmt: skip

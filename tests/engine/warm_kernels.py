@@ -76,10 +76,10 @@ def compiled(vae, half: str, size: tuple[int, int, int], everything: bool) -> No
     for output in outputs:
         options = {"output": output} if output else {}
         work(source, **options)
-        if everything and output and not vae.architecture.own:
+        if everything and output and not vae.architecture.in_tiles:
             work(source, chunk=1, **options)
             work(source, tiling="blended", tile=96, overlap=32, **options)
-    if not everything or vae.architecture.own:
+    if not everything or vae.architecture.in_tiles:
         return
     peak = plan(*size).peak_bytes / 2**30
     for share in (0.8, 0.6):  # in bands, or with histories parked

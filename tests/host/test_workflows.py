@@ -160,7 +160,7 @@ def test_values_saved_before_a_widget_was_added_still_load(comfy):
     assert (optimize["min_db"], optimize["fp8"], optimize["triton_fusion"]) == (0, False, True)
     assert decode == {
         "vram_gb": 0, "chunk": 1, "tiling": "blended", "tiling.tile": 48, "tiling.overlap": 16, "output": "auto",
-        "ram_gb": 0, "gpus": "auto", "any_vae": False, "keep_models": "auto",
+        "ram_gb": 0, "gpus": "auto", "any_vae": False, "keep_models": "auto", "draft": False,
     }  # fmt: skip
     assert encode == {
         "vram_gb": 0, "tiling": "auto", "chunk": 0, "ram_gb": 0, "gpus": "auto", "encode_as": "Auto",

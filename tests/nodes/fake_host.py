@@ -141,6 +141,7 @@ def management() -> ModuleType:
         minimum_inference_memory=lambda: 1 << 30, extra_reserved_memory=lambda: 400 << 20, DISABLE_SMART_MEMORY=False,
         soft_empty_cache=lambda force=False: None, processing_interrupted=lambda: False,
         throw_exception_if_processing_interrupted=lambda: None, vae_device=lambda: CPU,
+        InterruptProcessingException=type("InterruptProcessingException", (BaseException,), {}),
         vae_offload_device=lambda: CPU, cuda_device_context=lambda device: nullcontext(),
     )  # fmt: skip
 

@@ -71,9 +71,9 @@ def test_lines_are_not_sent_more_often_than_the_interval(monkeypatch):
 def test_every_part_of_a_line_is_known_in_chinese(monkeypatch):
     """As the frontend takes lines apart, with # for numbers; nothing else is listed there."""
     monkeypatch.setattr(runs, "LINE_SECONDS", 0.0)
-    host = (ROOT / "nodes" / "host.py").read_text()
-    said = re.findall(r"say_here\(f\"\{operation\}: ([^\"]+)\"", host)
-    assert len(said) == 2
+    code = "".join((ROOT / "nodes" / f"{name}.py").read_text() for name in ("host", "drafts"))
+    said = re.findall(r"say(?:_here)?\(f?\"(?:\{operation\}|decode): ([^\"]+)\"", code)
+    assert len(said) == 3
     said = [f"{operation}: {text}" for operation in ("decode", "encode") for text in said]
     for operation in ("decode", "encode"):
         stages = runs.Stages(operation, Plan(Steps(2, 0), grid(8, 16, 64, 0, 8), 0), 2)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from zerowaste_vae.engine.options import BY_DEFAULT
 from zerowaste_vae.engine.planning import refusals
+from zerowaste_vae.engine.request import NO_NATIVE_BLEND, NO_TRAINED_TILES
 from zerowaste_vae.nodes.reports import labelled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,10 +57,13 @@ def raised() -> list[ast.Call]:
     return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ERRORS]
 
 
-SENTENCES = sorted({text for text in (template(call.args[0]) for call in raised()) if text})
+SENTENCES = sorted({text for text in (template(call.args[0]) for call in raised()) if text} | {NO_NATIVE_BLEND})
 
 
-@pytest.mark.parametrize("text", [text for name, text in vars(refusals).items() if name.isupper()])
+PLANNED = [text for name, text in vars(refusals).items() if name.isupper()] + [NO_TRAINED_TILES]
+
+
+@pytest.mark.parametrize("text", PLANNED)
 def test_every_sentence_of_plans_is_known(text):
     said = labelled(text)
     assert sorted(PLACE.findall(said)) == sorted(PLACE.findall(CHINESE[said]))
@@ -82,7 +86,7 @@ def test_what_is_known_is_what_the_code_says():
     """A sentence that is worded anew would be shown in English."""
     strings = {template(node) for node in code("engine/**/*.py", "nodes/*.py") if isinstance(node, ast.expr)} - {None}
     written = {bare(text) for text in strings} | {bare(labelled(text)) for text in SENTENCES}
-    written |= {bare(labelled(text)) for name, text in vars(refusals).items() if name.isupper()}
+    written |= {bare(labelled(text)) for text in PLANNED}
     # What is switched off by default says why behind that.
     assert [text for text in CHINESE if bare(text.removeprefix(f"{BY_DEFAULT}: ")) not in written] == []
     assert [key for key, text in CHINESE.items() if key.count("#") != text.count("#")] == []

@@ -14,10 +14,9 @@ def test_batches_hold_every_test_once(tool):
     names = [f"tests/test_{file}.py::test_{i}" for file, count in enumerate((3, 40, 20, 9, 1)) for i in range(count)]
     made = list(tool.batches(names))
     assert sorted(name for batch in made for name in batch) == sorted(names) and list(tool.batches([])) == []
-    assert [len(batch) for batch in made] == [29, 20, 24]
-    for batch in made:  # a file's tests are split only where there are too many
-        files = {name.partition("::")[0] for name in batch}
-        assert len(batch) == sum(name.partition("::")[0] in files for name in names) or len(batch) in (29, 24)
+    assert [len(batch) for batch in made] == [15, 15, 15, 10, 14, 4]
+    small = [{name.partition("::")[0] for name in batch} for batch in made[-2:]]
+    assert small == [{"tests/test_2.py", "tests/test_3.py"}, {"tests/test_0.py", "tests/test_4.py"}]
 
 
 def test_failures_are_found(tool):

@@ -3,6 +3,7 @@ import { comparison } from "./compare.js";
 import { addLine, el, Sheet } from "./dom.js";
 import { outlook, result } from "./details.js";
 import { askedOf, lookAgain } from "./asked.js";
+import { linkInto } from "./graph.js";
 import { isAway, onRuns, resultOf, runOf } from "./runs.js";
 import { forgetAssumed, planFor } from "./plans.js";
 import { question, readByUs } from "./question.js";
@@ -50,6 +51,16 @@ class Panel {
     this.answer = null;
     this.shown = "";
     this.line = addLine(node, "zerowaste_status");
+    this.full = el("button", { class: "zerowaste-button zerowaste-full", "data-zerowaste": "full", type: "button" }, t("draft_off"));
+    this.full.title = t("draft_off_help");
+    this.full.addEventListener("click", (event) => {
+      event.stopPropagation();
+      const widget = draftOf(this.node);
+      widget.value = false;
+      widget.callback?.(false);
+      this.lookNow();
+    });
+    this.line.after(this.full);
     this.sheet = new Sheet(this.line, (element) => element.append(...this.details()));
     this.line.addEventListener("click", (event) => {
       event.stopPropagation();
@@ -83,6 +94,7 @@ class Panel {
     }
     this.readByUs = readByUs(this.node);
     const { text, mood, state } = this.say();
+    this.full.hidden = !draftOf(this.node)?.value;
     const shown = JSON.stringify([text, mood, state, this.asked, this.answer, this.report?.text]);
     if (shown === this.shown) return;
     this.shown = shown;
@@ -151,7 +163,16 @@ function lastRun(result) {
 function outcome(plan) {
   const numbers = { used: number(plan.predicted_gb), target: `${number(plan.target_gb)} GB`, how: layout(plan), exact: exactness(plan) };
   const key = plan.gpus > 1 ? "fits_gpus" : plan.target_gb ? "fits" : "takes";
-  return t(key, { ...numbers, n: plan.gpus, all: gb(plan.predicted_gb) });
+  return named(plan, t(key, { ...numbers, n: plan.gpus, all: gb(plan.predicted_gb) }));
+}
+
+// First of all whose frames they are.
+const named = (facts, text) => (facts?.draft ? `${t("draft", { name: facts.draft })} · ${text}` : text);
+
+// The widget of a node, if it has one and no other node sets it.
+function draftOf(node) {
+  const slot = node.inputs?.findIndex((input) => (input.widget?.name ?? input.name) === "draft") ?? -1;
+  return slot >= 0 && linkInto(node, slot) ? undefined : node.widgets?.find(({ name }) => name === "draft");
 }
 
 function number(value) {
@@ -164,7 +185,7 @@ function layout(plan) {
 }
 
 // facts: of a plan, which ComfyUI's own code has none of.
-const isApproximate = (facts, precision) => facts?.mode === "blended" || APPROXIMATE.includes(precision);
+const isApproximate = (facts, precision) => facts?.draft || facts?.mode === "blended" || APPROXIMATE.includes(precision);
 
 const mood = (facts, precision) => (isApproximate(facts, precision) ? "approximate" : "good");
 
@@ -179,5 +200,5 @@ function summary(report) {
   else if (report.predicted_gb) parts.push(t("about", { size: gb(report.predicted_gb) }));
   if (facts) parts.push(layout(facts), exactness({ ...facts, precision: report.precision }));
   else parts.push(report.load_seconds === null ? t("host_short") : report.precision);
-  return parts.join(" · ");
+  return named(facts, parts.join(" · "));
 }

@@ -97,6 +97,7 @@ function wishes(chain, unknown) {
   if (gpus && gpus !== "auto") wish.gpus = gpus;
   const file = vaeFile(chain[0]);
   if (file) wish.model = file;
+  if (ask(chain[0], "draft") === true) wish.draft = 1;
   return wish;
 }
 
@@ -224,8 +225,8 @@ export function question(node, lastRun, unmoved = true) {
   const size = as ? lastRun.size : traced;
   const unknown = new Set();
   const wish = wishes(vaeChain(node), unknown);
-  // What ran is known better than what its file's name says.
-  if (lastRun?.model && wish.model === lastRun.file) wish.model = lastRun.model;
+  // What ran is known better than what its file's name says; a draft depends on that name.
+  if (lastRun?.model && wish.model === lastRun.file && !wish.draft) wish.model = lastRun.model;
   if (!size) return { why: "no_size" };
   if (unknown.size) return { why: "computed", names: [...unknown] };
   if (!wish.model) return { why: "no_vae" };

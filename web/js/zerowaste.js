@@ -4,6 +4,7 @@ import { api } from "../../../scripts/api.js";
 import { adoptAll, menuItems } from "./adopt.js";
 import { addExpertSwitch, markUseless, nameTiles } from "./expert.js";
 import { attachPanel } from "./panel.js";
+import { forgetAssumed } from "./plans.js";
 import { followRuns } from "./runs.js";
 import { keepValues } from "./saved.js";
 import { loadStrings, t } from "./strings.js";
@@ -53,6 +54,7 @@ app.registerExtension({
     await loadStrings();
     followRuns();
   },
+  refreshComboInNodes: forgetAssumed, // files may have come
   getNodeMenuItems: menuItems,
   getCanvasMenuItems: () => [null, { content: t("adopt_all"), callback: () => adoptAll() }],
   beforeRegisterNodeDef(kind, { name }) {

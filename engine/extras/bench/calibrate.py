@@ -48,7 +48,7 @@ def calibrate(
         InputError: the VAE has no 8-bit path, or the clip's values overflow.
     """
     if any(p.scales for p in vae.architecture.programs(vae.model.config)):
-        rest = "" if vae.architecture.own is None else ", and its encoder measures the first clips it sees"
+        rest = "" if not vae.architecture.in_tiles else ", and its encoder measures the first clips it sees"
         raise InputError(f"{vae.path}: is not calibrated: its decoder scales each row as it comes{rest}")
     reason = why_off(vae.arch, vae.model.config, vae.dtype, vae.device, emulate=True)
     reason = reason or no_8_bit(vae.architecture.programs(vae.model.config), vae.dtype)

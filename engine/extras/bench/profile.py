@@ -134,7 +134,7 @@ def profile(
         runs: watched calls.
         fetched: bytes that kernels have fetched from L2 up to now.
     """
-    fused, own = vae.fused() is not None, vae.architecture.own
+    fused, own = vae.fused() is not None, vae.architecture.sections if vae.architecture.in_tiles else None
     frames = vae.frames(data.shape[2]) if half == "decode" else data.shape[0]
     height, width = data.shape[3:] if half == "decode" else (n // vae.spatial for n in data.shape[1:3])
     tile = (height, width) if own is None else [own.spans(own.unit * n)[0].end // own.unit for n in (height, width)]

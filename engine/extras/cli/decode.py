@@ -303,7 +303,7 @@ class Job:
         if vae.device.type == "cpu":  # the order of sums depends on the number of threads and the length of vectors
             way += torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
         # 8-bit ranges grow with every clip that a file is used on.
-        way += () if plan.own is None else (plan.own.blend, *("trained",) * plan.own.trained)
+        way += () if plan.own is None else plan.own.way
         way += _tiles(plan), plan.fused, json.dumps(policy.as_dict(), sort_keys=True)
         here = vae.kernels("decoder")
         way += torch.__version__, sorted(map(repr, table(vae.device, here.way).items() if here else ()))

@@ -206,7 +206,8 @@ def described(path: Path, norm_groups: int | None) -> tuple[Architecture, Any, L
         yield "architecture", f"{architecture.name}, {spatial}x{spatial} pixels {time} per latent"
         if variant := architecture.variant(config):
             yield "variant", variant
-        if (own := architecture.own) is not None:
+        if architecture.in_tiles:
+            own = architecture.sections
             yield "tiles", f"its own, of {own.size} pixels in sections of {own.frames} frames: part of the model"
             yield from describe_training(architecture, config)
         scale = "the network's own" if architecture.scale == 1.0 else f"the network's times {architecture.scale}"

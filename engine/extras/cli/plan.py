@@ -296,7 +296,7 @@ def _shared(
         """Return the first frame of a latent or section."""
         if unit == "latents":
             return results_before(program, of, rate)
-        return made if of == latents else architecture.own.frames * of
+        return made if of == latents else architecture.sections.frames * of
 
     for count in sorted({n for n in (2, 4, 8) if n < args.devices} | {args.devices}):
         rates = [1.0] * count

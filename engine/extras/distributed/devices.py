@@ -150,7 +150,7 @@ def _copied(vae: Core, device: torch.device) -> Core:
         shared = {id(p): p for p in staying(vae.model)}
         other.model = other._loaded = copy.deepcopy(vae.model, shared).to(device)
         other._identify()
-        other.store = vae.store  # the same weights
+        other._stored = vae._stored  # the same weights
     else:
         other.model, other._loaded, other._made_of = there.model, there._loaded, there._made_of
     other._use(vae.options)

@@ -134,7 +134,7 @@ def behind_a_lead(
         request: options of the call.
         check: called between dry runs; may raise, to cancel.
     """
-    if half == "encoder" or request.chunk or core.architecture.own is not None:
+    if half == "encoder" or request.chunk or core.architecture.in_tiles:
         return request
     if core.model.decoder.program.fixed(size[0]) is not None:
         return request

@@ -77,7 +77,7 @@ def in_tiles_of(vae: Core, half: str, size: tuple[int, int, int], request: Reque
 
     All devices use them, because memory that is free on another one must not change the bits. size: latents, rows and
     columns of latent pixels."""
-    if request.tiling not in ("auto", "blended") or vae.architecture.own is not None:
+    if request.tiling not in ("auto", "blended") or vae.architecture.in_tiles:
         return request
     try:
         plan = vae._plan(half, size, request)

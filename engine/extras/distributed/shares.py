@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from ...network.program import Program
 from ...network.sectioned import latent_at, results_before
 from ...network.steps import UNKNOWN
-from ...network.tiled import TiledProgram
 from ...network.values import Size
 
 
@@ -76,11 +75,10 @@ class SectionLeads:
 
     tail = 0.0
 
-    def __init__(self, program: TiledProgram, latents: int) -> None:
-        own, self._decodes = program.own, program.half == "decoder"
-        self.results = own.frames if self._decodes else own.latents
-        #: Sections of a clip of so many latents.
-        self.count = len(own.sections(latents)) if self._decodes else -(-latents // own.latents)
+    def __init__(self, program: Program, latents: int) -> None:
+        self._decodes = program.half == "decoder"
+        #: Results of a section, and sections of a clip of so many latents.
+        self.results, self.count = program.alone(latents)
 
     def of(self, result: int) -> int:
         """Return the section that a result belongs to; the last section has all further results."""
@@ -102,7 +100,7 @@ def leads_of(program: Program, height: int, width: int, latents: int) -> Leads |
         height, width: of its input.
         latents: of the clip.
     """
-    if isinstance(program, TiledProgram):
+    if program.alone(latents) is not None:
         return SectionLeads(program, latents)
     return Leads(program, height, width)
 

@@ -136,7 +136,7 @@ class Spread:
         try:
             job = self.job
             plan = self.cores[0]._plan(job.half, job.latents, job.request, check=job.callbacks.ticker.check)
-            return 1 if plan.own is not None or self._program.style.single else plan.steps.unit or 1
+            return 1 if self.cores[0].architecture.in_tiles or self._program.style.single else plan.steps.unit or 1
         except PlanError:
             return 1
 

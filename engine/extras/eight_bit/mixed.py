@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from ... import log
 from ...options import Options
 from ...precision.modes import Mode
+from ...precision.policies import Samples, T, unsettled
 from ...precision.policy import EXACT, Policy, eligible, finite
 from ...report import Report
 from ...system.devices import empty_device_cache
-from .sampling import Trials, from_decibel, power
+from .prepared import load, recipe, save
+from .sampling import Trials, from_decibel, latent_samples, power, video_samples
 from .store import Store
 from .table import Table
 
@@ -64,40 +67,28 @@ class Mixed:
         self._chosen: dict[str, Mapping[str, str]] = {}
 
     def policy(self, half: str) -> Policy:
-        """Return the policy to plan and pack for.
-
-        Before `settle` it has no scales, and with a floor it is the exact one, which needs the most memory."""
+        """Return the policy to plan and pack for."""
         if half in self._policies:
             return self._policies[half]
-        if self.mode.kind is None:
-            return Policy(half_accumulate=self.mode.half_accumulate)
-        if self._options.min_db:
-            return EXACT
-        return Policy(dict.fromkeys(self._keys(half), self.mode.kind))
+        return unsettled(self.mode, self._options.min_db, getattr(self._model, half))
 
-    def settle(self, half: str, samples: Callable[..., list[Tensor]]) -> Policy:
-        """Return the policy for a clip, and measure on samples of it where that is necessary.
-
-        Args:
-            half: "encoder" or "decoder".
-            samples: returns samples of the clip on the run's device, or on the device that it is given. It is called
-                only when they are needed.
-        """
+    def settle(self, half: str, samples: Samples) -> Policy:
+        """Return the policy for a clip, and measure on samples of it where that is necessary."""
         floor = self._options.min_db
         if self.mode.plain or (self.mode.kind is None and not floor):
             return self.policy(half)
-        known = self._known(half)
+        known, cut = self._known(half), latent_samples if half == "decoder" else video_samples
         given: list[Tensor] = []
         if floor or known is None or _open(known):
-            given = samples()
+            given = samples(cut)
         elif known.levels and half == "decoder":  # an encoder's frames always have the same scale
-            given = samples(CPU)  # plans do not count memory for this on the device
+            given = samples(cut, CPU)  # plans do not count memory for this on the device
         clip = self._name(given, known)
         if not floor and known is not None and self._fitted.get(half) == (known, clip):
             return self._policies[half]  # do not unite ranges of 60,000 channels again for every call
         self._fitted.pop(half, None)
         if floor or known is None or (clip and clip not in known.seen):
-            given = given if floor or known is None or _open(known) else samples()
+            given = given if floor or known is None or _open(known) else samples(cut)
             self._policies[half] = self._measured(half, given, known, clip)
             if given[0].is_cuda:
                 empty_device_cache()  # or the run's buffers come on top of the memory that measuring took
@@ -181,8 +172,31 @@ class Mixed:
             log.info(f"{half}: {db:.1f} dB on samples of the clip, below the floor of {floor:g}: a stricter choice")
             policy = stricter(policy, db)
 
-    def describe(self, half: str) -> str:
-        """Return one line about the settled policy; empty without 8 bit."""
+    def packed(
+        self, make: Callable[[], T], plan: Callable[[], T], made_of: tuple[Any, ...], half: str, device: torch.device
+    ) -> T:
+        """Return the packed network, from the store where it has been packed before; 16-bit weights cost less to pack
+        than to read. Args: those of `Policies.packed`."""
+        place = self._store.prepared(half) if made_of[0].policy.kinds else None
+        if place is None:
+            return make()
+        made_from = recipe(*made_of)
+        network = load(plan(), place, made_from, device)
+        if network is None:
+            network = make()
+            if self._store.holds:
+                save(network, place, made_from)
+        return network
+
+    def describe(self, half: str, report: Report) -> None:
+        """Write one line about the settled policy, and the quality measured on samples of the clip, into its report."""
+        report.operands = self._words(half)
+        quality = self._quality.get(half)
+        if quality is not None:
+            report.db = quality.db
+            report.events["saturated"] = quality.saturated
+
+    def _words(self, half: str) -> str:
         policy = self._policies.get(half)
         if policy is None or self.mode.kind is None:
             return ""  # without a look at the store's files, which a picture's decode would notice
@@ -194,13 +208,6 @@ class Mixed:
         share = f"{100 * known.share(policy.kinds):.0f} % of the work"
         own = " and the clip's own" if not _open(known) and self._fitted.get(half, ("", ""))[1] else ""
         return f"{count} ({share}); ranges from {known.source}{own}"
-
-    def note(self, report: Report, half: str) -> None:
-        """Write the quality measured on samples of the clip into its report."""
-        quality = self._quality.get(half)
-        if quality is not None:
-            report.db = quality.db
-            report.events["saturated"] = quality.saturated
 
     def _keys(self, half: str) -> list[str]:
         return eligible(getattr(self._model, half))

@@ -213,8 +213,7 @@ class Trials:
         ranges = reader.ranges()
         if self.half == "encoder":
             edge, noise = Reader(), white_noise(self._samples[0])
-            own = getattr(self._model.encoder.program, "own", None)
-            self._half(EXACT, [noise if own is None else own.in_units((noise + 1) / 2)], edge)
+            self._half(EXACT, [self._model.encoder.program.in_units(noise, signed=True)], edge)
             noisy = edge.ranges()
             ranges = {key: found.united(noisy[key]) for key, found in ranges.items()}
         return Table(source, ranges, dict(reader.flops), levels={source: level(self._samples)})

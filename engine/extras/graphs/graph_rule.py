@@ -19,7 +19,7 @@ RECORDING = 2.0
 #: Number of further calls expected of a plan that comes twice in a row.
 CALLS = 10
 #: Largest memory in bytes that is kept between two calls (128x128 takes 0.65 GiB, 64x64 0.17), or this part of the card
-#: where that is more: 2.2 GB of an H200, on which one Flux picture of 1024x1024 (1.1 GB) waits for the host.
+#: where that is more: 2.2 GB of an H200, which otherwise waits for the host in a Flux picture of 1024x1024 (1.1 GB).
 KEPT_BYTES, KEPT_PART = 1 << 30, 1 / 64
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import InputError, one_line
 from ...network.architecture import Architecture, Draws, KeySet, Published, Shapes, length, rows
 from ...network.ops.statistics import Denormalise
-from ...network.program import TILES, Program
+from ...network.program import TILES, Program, Step
 from .. import ltx
 from ..ltx.description import number, vae_of
 from .diffusion import COLOURS, NeighbourDecoder, Sampling, Stage
@@ -103,9 +103,18 @@ def _decoder(shapes: Shapes, described: Mapping[str, Any]) -> NeighbourDecoder |
     return made
 
 
+class DiffusionProgram(Program):
+    """The decoder's Program: all after the latents' statistics is one step."""
+
+    def parts(self) -> tuple[tuple[Step, ...], ...]:
+        at = self.before(TILES)
+        return self.steps[:at], (), self.steps[at:]
+
+
 def decoder(config: Config) -> Program:
     latent = config.latent_channels
-    return Program.of("decoder", latent, Denormalise(ltx.STATISTICS, latent), TILES, config.decoder, single=True)
+    items = Denormalise(ltx.STATISTICS, latent), TILES, config.decoder
+    return DiffusionProgram.of("decoder", latent, *items, component=__name__, single=True)
 
 
 def encoder(config: Config) -> Program:

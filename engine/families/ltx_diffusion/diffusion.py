@@ -7,8 +7,8 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...kernels.targets import kernels_for
 from ...network.program import Step
-from ...network.state import State, kept
+from ...network.state import State
 from ...network.tree import graft
 from ...network.values import CAUSAL, Size, Style, Taps, Work
 from ...runtime.pinned import page_locked
@@ -31,9 +31,34 @@ from .sampling import COLOURS, ONE_STEP, Enter, Leave, Sampling
 #: Vectors of a timestep's modulation, and those that the blocks use: scale and shift of each norm.
 VECTORS, USED = 7, (0, 1, 3, 4)
 Part = Callable[[str], nn.Module]
+T = TypeVar("T")
 #: Vectors of a token that a block reads and writes where all else is fused: of the products before the attention 1 and
 #: 3, of the attention with the product after it 3 and 1 besides the token, and of the gate 1 and 1.
 BLOCK_VALUES = 11
+
+
+@dataclass
+class Given:
+    """What a clip's way through the decoder depends on beside latents and weights (`State.given`).
+
+    noise: returns that of a frame of the clip or tile, at least [3, H, W]. passes: in which the clip goes through, as
+    of Steps. check: called meanwhile; may raise. kind: type of the operands of products that scale them as they come,
+    "fp8" or "int8"; None: that of the weights. kept: values that are made once for all clips, from the weights alone;
+    the caller may keep them for later clips on the same stream."""
+
+    noise: Callable[[int], Tensor] | None = None
+    passes: int = 1
+    check: Callable[[], None] = lambda: None
+    kind: str | None = None
+    kept: dict[Hashable, Any] = field(default_factory=dict)
+
+    def keeps(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return `make()`, which depends on the weights alone and is called for the first clip that needs it; calls in
+        any mode of torch can use it."""
+        if key not in self.kept:
+            with torch.inference_mode(False), torch.no_grad():
+                self.kept[key] = make()
+        return self.kept[key]
 
 
 class DiffusionBlock(Block):
@@ -93,8 +118,6 @@ class NeighbourDecoder(Step):
     bounded = True
     cycle = GROUP
     launches = True
-    lazy = True
-    noisy = True
     plain_only = "its products and its attention run as they are"
 
     @property
@@ -154,28 +177,28 @@ class NeighbourDecoder(Step):
 
     def _way(self, part: Part, state: State) -> Passes:
         """Return all stations, in as many passes as the state asks for."""
-        begins = 0 if state.place is None else state.place.origin
-        features, blocks = list(self._features(part, state, begins)), self.sampling.steps * self.layers
-        pictures = list(self._pictures(part, state, self.time[0] * begins))
-        if state.passes == 1:
-            return Passes([*features, *self._up(part), *pictures], (), state.check)
-        size = -(-blocks // (state.passes - 1))
+        begins, given = 0 if state.place is None else state.place.origin, state.given or Given()
+        features, blocks = list(self._features(part, given, begins)), self.sampling.steps * self.layers
+        pictures = list(self._pictures(part, given, self.time[0] * begins))
+        if given.passes == 1:
+            return Passes([*features, *self._up(part), *pictures], (), given.check)
+        size = -(-blocks // (given.passes - 1))
         edges = [0, *_begins(pictures, size), len(pictures)]
 
         def row(first: int, last: int, left: Waiting) -> list[Station]:
             return [*self._up(part), *([Joined(left)] if first else ()), *pictures[first:last]]
 
-        return Passes(features, [functools.partial(row, *edge) for edge in itertools.pairwise(edges)], state.check)
+        return Passes(features, [functools.partial(row, *edge) for edge in itertools.pairwise(edges)], given.check)
 
-    def _features(self, part: Part, state: State, begins: int) -> Iterator[Station]:
+    def _features(self, part: Part, given: Given, begins: int) -> Iterator[Station]:
         """Yield the stations that turn latents into the last stage's tokens. begins: the first latent."""
         rate, last = 1, len(self.stages) - 1
         blocks = [part(f"det_stages.{i}.{j}") for i, stage in enumerate(self.stages) for j in range(stage.layers)]
-        norms, each = state.keeps((self.name, "norms before"), lambda: Norms.of(blocks)), enumerate(blocks)
+        norms, each = given.keeps((self.name, "norms before"), lambda: Norms.of(blocks)), enumerate(blocks)
         for i, stage in enumerate(self.stages):
             yield Grouped()
             for at, block in itertools.islice(each, stage.layers):
-                weights = functools.partial(_weights, state.kept, (self.name, "before", at), block, norms[at])
+                weights = functools.partial(_weights, given, (self.name, "before", at), block, norms[at])
                 yield Attend(weights, stage.kernel, begins=rate * begins, early=i < last)
             yield Up(part(f"upsamples.{i}.proj"), stage.stride) if i < last else Dropped(self.ghosts * rate)
             rate *= stage.stride[0]
@@ -187,18 +210,18 @@ class NeighbourDecoder(Step):
         yield Up(part(f"upsamples.{last}.proj"), stride, max(GROUP // stride[0], 1))
         yield Grouped()
 
-    def _pictures(self, part: Part, state: State, begins: int = 0) -> Iterator[Station]:
+    def _pictures(self, part: Part, given: Given, begins: int = 0) -> Iterator[Station]:
         """Yield the stations that turn features into pixels. begins: the first frame."""
         blocks = [part(f"{self.name}.{i}") for i in range(self.layers)]
-        norms = state.keeps((self.name, "norms"), lambda: Norms.of(blocks))
+        norms = given.keeps((self.name, "norms"), lambda: Norms.of(blocks))
         keeps, last = self.sampling.velocity or self.sampling.steps > 1, self.layers - 1
         for step in range(self.sampling.steps):
-            made = state.keeps((self.name, "modulation", step), lambda step=step: self._modulation(part, blocks, step))
-            yield Enter(self.patch, part("conv_in_x_t"), blocks[0].context_proj, state.noise, keeps)
+            made = given.keeps((self.name, "modulation", step), lambda step=step: self._modulation(part, blocks, step))
+            yield Enter(self.patch, part("conv_in_x_t"), blocks[0].context_proj, given.noise, keeps)
             for i, block in enumerate(blocks):
                 modulation = [made[i, used] for used in USED]  # a list of indices would be copied to the device
-                more = norms[i], modulation, state.kind
-                weights = functools.partial(_weights, state.kept, (self.name, step, i), block, *more)
+                more = norms[i], modulation, given.kind
+                weights = functools.partial(_weights, given, (self.name, step, i), block, *more)
                 yield Attend(weights, self.kernel, blocks[i + 1].context_proj if i < last else None, begins)
             yield Leave(self.patch, part("norm_out").weight, part("conv_out"), self.sampling, step)
 
@@ -232,8 +255,8 @@ class NeighbourDecoder(Step):
 
     @property
     def passes(self) -> tuple[int, ...]:
-        """Return the numbers of passes that a clip can take: all at once, or features first and then the blocks, at
-        once or in so many parts."""
+        """Return the numbers of passes that a clip can take, from most memory to least: all at once, or features first
+        and then the blocks, at once or in so many parts."""
         blocks = self.sampling.steps * self.layers
         return (1, *sorted({1 + -(-blocks // -(-blocks // n)) for n in (1, 2, 4, blocks)}))
 
@@ -283,18 +306,18 @@ class NeighbourDecoder(Step):
         return Work(flop, flop, values)
 
 
-def _weights(values: dict[Hashable, Any], key: Hashable, block: Block, *others: Any) -> Weights:
+def _weights(given: Given, key: Hashable, block: Block, *others: Any) -> Weights:
     """Return a block's weights, made for the first clip that needs them in the order of the kernels that run now.
 
     Args:
-        values: those that the State keeps; a station must not hold the State itself, as a circle would keep a clip's
-            memory until it is collected.
+        given: that of the clip; a station must not hold the State itself, as a circle would keep a clip's memory until
+            it is collected.
         others: as of `Weights.of`.
     """
     here = kernels_for(block.attn.qkv.weight.device, "auto")
-    if key in values and values[key][0] != here:
-        del values[key]
-    return kept(values, key, lambda: (here, Weights.of(block, *others).without(block)))[1].whole(block)
+    if key in given.kept and given.kept[key][0] != here:
+        del given.kept[key]
+    return given.keeps(key, lambda: (here, Weights.of(block, *others).without(block)))[1].whole(block)
 
 
 def _begins(stations: Sequence[Station], size: int) -> list[int]:

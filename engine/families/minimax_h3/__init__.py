@@ -21,18 +21,18 @@ from ...network.architecture import (
     pruned_blocks,
     rows,
 )
-from ...network.native_tiles import NativeTiles
 from ...network.ops.conv import Conv
 from ...network.ops.down import StridedDown
 from ...network.ops.ends import Linear, Moments
 from ...network.ops.norm import Group
 from ...network.ops.resnet import Names, residual
 from ...network.ops.statistics import Standardise
-from ...network.ops.tokens import Tokens
 from ...network.program import STEP, TILES, Program, Step
-from ...network.tiled import TiledProgram
 from ...network.values import Style
 from . import names as minimax_h3_names
+from .program import TiledProgram
+from .tiles import NativeTiles
+from .tokens import Tokens
 
 NAMES = Names(conv_shortcut="nin_shortcut")
 LEVELS, RESNETS = 6, 2
@@ -127,7 +127,9 @@ def decoder(config: Config) -> Program:
         config.registers, RATE, PATCH, f"/{MEAN}", f"/{DEVIATION}", "/post_quant_conv",
     )  # fmt: skip
     trained = LYNNREAL if REDUCED.get(config.layers) == "LynnReal" else None
-    return TiledProgram("decoder", (TILES, tokens), config.latent_channels, own=OWN, trained=trained)
+    return TiledProgram(
+        "decoder", (TILES, tokens), config.latent_channels, component=__name__, own=OWN, trained=trained
+    )
 
 
 def variant(config: Config) -> str:
@@ -157,7 +159,7 @@ def encoder(config: Config) -> Program:
         Moments("norm_out", "conv_out", w[-1], moments, norm),
         Linear("/quant_conv", moments), Standardise(f"/{MEAN}", f"/{DEVIATION}", config.latent_channels),
     )  # fmt: skip
-    return TiledProgram("encoder", items, 3, Style(head="zero", border="reflect"), own=OWN)
+    return TiledProgram("encoder", items, 3, Style(head="zero", border="reflect"), component=__name__, own=OWN)
 
 
 PUBLISHED = Config((128, 256, 256, 512, 512, 1024), 2048, 36, 8192)
@@ -177,7 +179,8 @@ ARCHITECTURE = Architecture(
             (r"lynn[ _.-]*real", 26), (r"light[ _.-]*vae[ _.-]*lite|h3[ _.-]*lite", 12), (r"8l(?![a-z])", 8),
         )),
     ),
-    own=OWN, host="comfy.ldm.minimax.vae.MiniMaxH3VideoVAE", wide=(MEAN, DEVIATION), variant=variant,
+    sections=OWN, coded=True,
+    host="comfy.ldm.minimax.vae.MiniMaxH3VideoVAE", wide=(MEAN, DEVIATION), variant=variant,
     prepared=minimax_h3_names.merged,
 )  # fmt: skip
 #: Diffusers' names, which LightX2V's files of one half each have, too.

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...network.architecture import Architecture, Draws, KeySet, Published, Shapes, Widths, length
-from ...network.native_tiles import NativeTiles
 from ...network.program import STEP, TILES, Mark, Program, Step
 from ...network.sectioned import Sectioned
+from ...network.sections import Sections
 from ...network.values import Style
 from ..tae.rectified import LEAK as LEAK_OF
 from ..tae.rectified import Rectified, Scaled
@@ -33,7 +33,7 @@ COLOURS = 3
 STYLE = Style(head="zero", single=True)
 #: Channels of the latents of MiniMax H3, whose clips go through in sections, and pixels of a side of LTX-2's patches.
 H3, LTX = 24, 4
-H3_SECTIONS = NativeTiles()
+H3_SECTIONS = Sections()
 #: The VAEs that latents of so many channels belong to.
 _LATENTS = {H3: "MiniMax H3", 32: "HunyuanVideo 1.5", 48: "Wan 2.2", 128: "LTX-2"}
 #: Mean and deviation of each channel of the latents of Wan 2.1 and Wan 2.2.
@@ -122,11 +122,11 @@ class Config:
         return math.prod(self.grows if self.decoder_widths else self.pools)
 
     @property
-    def sections(self) -> NativeTiles:
+    def sections(self) -> Sections:
         """Return the sections in which frames are encoded: each latent is one, except MiniMax H3's."""
         if self.latent_channels == H3 and self.rate == H3_SECTIONS.rate:
             return H3_SECTIONS
-        return NativeTiles(frames=self.rate, latents=1, more=0, rate=self.rate, lead=0, drop=0)
+        return Sections(frames=self.rate, latents=1, more=0, rate=self.rate, lead=0, drop=0)
 
 
 def _widths(shapes: Shapes, names: list[str]) -> Widths | None:

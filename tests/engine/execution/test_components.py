@@ -171,11 +171,11 @@ def test_plain_copy(apart, noise):
     assert plain.packed_bytes == sum(p.nbytes for p in vae.model.parameters())
     assert plain.release() == sum(p.nbytes for p in vae.model.parameters()) and plain.packed_bytes == 0
     assert torch.equal(plain.decode(z), frames) and torch.equal(vae.decode_raw(z), raw)
-    assert vae._plain.nbytes("decoder") == own
+    assert vae._plain.packed_bytes("decoder") == own
     vae.encode(video)
-    assert vae._plain.nbytes("decoder") == own  # of the other half, and counted beside
+    assert vae._plain.packed_bytes("decoder") == own  # of the other half, and counted beside
     vae.decode(z)
-    assert vae.last_report.mode.startswith("reference") and vae._plain.nbytes("decoder") == 0
+    assert vae.last_report.mode.startswith("reference") and vae._plain.packed_bytes("decoder") == 0
     assert vae.packed_bytes == vae._fused.packed_bytes("decoder") + vae._fused.packed_bytes("encoder")
 
 

@@ -44,7 +44,7 @@ def test_packed_weights_alone(full_width, noise, precision):
     for _ in range(2):  # in 8 bit, the second one finds prepared weights
         vae.encode(frames_of((9, 192, 256)))
         vae.decode(noise(*SIZE))
-        assert vae.last_report.mode.startswith("fused") and vae._plain.nbytes("decoder") == 0
+        assert vae.last_report.mode.startswith("fused") and vae._plain.packed_bytes("decoder") == 0
         left = allocated() - before
         print(f"{precision}: {left / GIB:.3f} GB left, {vae.packed_bytes / GIB:.3f} packed")
         assert vae.packed_bytes <= left <= vae.packed_bytes + (2 << 20)
@@ -72,7 +72,7 @@ def test_equal_bits(full_width, noise):
         assert torch.equal(other.encode(video), plain[0]) and torch.equal(other.decode(z), plain[1])
         assert other.packed_bytes == sum(half.values())
         del other
-        assert torch.equal(vae.decode_raw(z), raw) and vae._plain.nbytes("decoder") == half["decoder"]
+        assert torch.equal(vae.decode_raw(z), raw) and vae._plain.packed_bytes("decoder") == half["decoder"]
         assert torch.equal(vae.decode(z), frames)
         assert allocated() - before <= vae.packed_bytes + raw.nbytes + (2 << 20)
     vae.release()

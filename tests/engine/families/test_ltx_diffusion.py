@@ -22,7 +22,7 @@ from zerowaste_vae.engine.families.ltx_diffusion import (
     folded,
 )
 from zerowaste_vae.engine.families.ltx_diffusion.block_weights import Weights
-from zerowaste_vae.engine.families.ltx_diffusion.diffusion import NeighbourDecoder, Stage
+from zerowaste_vae.engine.families.ltx_diffusion.diffusion import Given, NeighbourDecoder, Stage
 from zerowaste_vae.engine.families.ltx_diffusion.diffusion import _weights as weights_of
 from zerowaste_vae.engine.families.ltx_diffusion.kernels.blocks import angles, feed_forward
 from zerowaste_vae.engine.families.ltx_diffusion.neighbours import Attend
@@ -162,7 +162,7 @@ def test_weights_are_made_once(tiny_ltx25, noise, monkeypatch):
         assert not any(state() for state in states)
     finally:
         gc.enable()
-    (_, kept), parameters = vae._plain._kept["decoder"], {id(p) for p in vae.model.parameters()}
+    (_, kept), parameters = vae._family["decoder"]._kept, {id(p) for p in vae.model.parameters()}
     large = [t for w in block_weights_in(kept) for t in (w.qkv, w.proj, w.down, *(w.gates or ()))]
     assert all(t is None or id(t) not in parameters for t in large) and None in large
     with torch.no_grad():
@@ -182,7 +182,7 @@ def test_weights_in_any_mode(tiny_ltx25, noise, first, second):
         frames = vae.decode(z)
     with second():
         assert torch.equal(vae.decode(z), frames)
-    kept = block_weights_in(vae._plain._kept["decoder"][1])
+    kept = block_weights_in(vae._family["decoder"]._kept[1])
     assert kept and not any(w.norm1.is_inference() or w.qkv_bias.requires_grad for w in kept)
 
 
@@ -192,12 +192,12 @@ def test_weights_of_other_kernels():
     triton, other = capabilities("H200", 90, (3, 6)), prebuilt("H200", 90, "C")
     with torch.device("meta"):
         block = block_weights.Block(256, 64).to(torch.bfloat16)
-    norms, kept = block_weights.Norms.of([block])[0], {}
+    norms, given = block_weights.Norms.of([block])[0], Given()
     fed = []
     for here in (triton, other, other, triton):
         with using(here):
-            weights = weights_of(kept, "a block", block, norms)
-            fed.append((weights.fed, _weights_kept_once(kept, weights)))
+            weights = weights_of(given, "a block", block, norms)
+            fed.append((weights.fed, _weights_kept_once(given.kept, weights)))
             if weights.fed:
                 x = torch.empty(128, 256, dtype=torch.bfloat16, device="meta")
                 with recording(here) as calls:
@@ -215,8 +215,8 @@ def test_weights_of_another_stream(small, monkeypatch):
     """What was made on another stream may not be complete: it is made anew."""
     streams = iter(("one", "one", "other"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: next(streams))
-    first, second, third = (small._plain._kept_of("decoder", torch.device("cuda", 0)) for _ in range(3))
-    small._plain._kept.clear()
+    first, second, third = (small._family["decoder"].kept(torch.device("cuda", 0)) for _ in range(3))
+    small._family["decoder"].release()
     assert first is second and third is not first
 
 
@@ -226,9 +226,9 @@ def test_tiles_have_noise_of_their_place(small, noise, monkeypatch):
     seen = {}
     enter = type(small.model.decoder.program.steps[-1])._pictures
 
-    def watched(self, part, state, begins):
-        seen[state.noise(0).data_ptr()] = state.noise(0)[:, :64, :64].clone()
-        return enter(self, part, state, begins)
+    def watched(self, part, given, begins):
+        seen[given.noise(0).data_ptr()] = given.noise(0)[:, :64, :64].clone()
+        return enter(self, part, given, begins)
 
     monkeypatch.setattr(type(small.model.decoder.program.steps[-1]), "_pictures", watched)
     small.decode(z, tiling="blended", tile=64, overlap=0)
@@ -278,9 +278,8 @@ def test_8_bit(wide_ltx25, noise, kind, least):
     assert torch.equal(made.decode(z, start=3, frames=4, seed=3), got[:, 3:7])
     assert made.planner is planner  # all that was made for one call serves the next, such as weights on a GPU
     half = made.model.decoder
-    state = State()
-    state.kind, state.noise = kind, lambda frame: torch.zeros(3, 64, 64)
-    blocks = [s._w for s in half.program.steps[-1]._pictures(half.part, state) if isinstance(s, Attend)]
+    given = Given(lambda frame: torch.zeros(3, 64, 64), kind=kind)
+    blocks = [s._w for s in half.program.steps[-1]._pictures(half.part, given) if isinstance(s, Attend)]
     assert len(blocks) == 2 and all(w.down.dtype.itemsize == 1 and w.proj.dtype == torch.bfloat16 for w in blocks)
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae.engine.execution import noise as noises
 from zerowaste_vae.engine.extras.distributed.shares import duration, leads_of, split
 from zerowaste_vae.engine.families.ltx_diffusion import ARCHITECTURE
 from zerowaste_vae.engine.families.ltx_diffusion.neighbours import GROUP
+from zerowaste_vae.engine.families.ltx_diffusion.running import noise as noises
 from zerowaste_vae.engine.network.steps import Steps
 
 from .test_ltx_passes import small

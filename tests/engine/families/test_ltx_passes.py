@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from zerowaste_vae import Cancelled, PlanError, load
-from zerowaste_vae.engine.execution.noise import PART, FrameNoise
 from zerowaste_vae.engine.execution.staging import StagedReader
 from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
 from zerowaste_vae.engine.families import ltx
@@ -23,8 +22,9 @@ from zerowaste_vae.engine.families.ltx_diffusion import (
     passes,
     sampling,
 )
-from zerowaste_vae.engine.families.ltx_diffusion.diffusion import NeighbourDecoder, Sampling, Stage
+from zerowaste_vae.engine.families.ltx_diffusion.diffusion import Given, NeighbourDecoder, Sampling, Stage
 from zerowaste_vae.engine.families.ltx_diffusion.kernels.blocks import angles
+from zerowaste_vae.engine.families.ltx_diffusion.running.noise import PART, FrameNoise
 from zerowaste_vae.engine.kernels import operators
 from zerowaste_vae.engine.kernels.targets import interpreted
 from zerowaste_vae.engine.network.state import State
@@ -149,8 +149,7 @@ def published_decoder(monkeypatch, kernels=True):
 
 def goes_through(decoder, latents, count):
     """Return a call that takes a clip through in so many passes."""
-    state = State()
-    state.passes = count
+    state = State(given=Given(passes=count))
 
     def run():
         for i in range(latents):
@@ -293,8 +292,7 @@ def test_weights_wait_for_frames(noise, monkeypatch):
     norms_of, weights_of, asked, made = block_weights.Norms.of, block_weights.Weights.of, [], []
     monkeypatch.setattr(block_weights.Norms, "of", lambda blocks: asked.append(len(blocks)) or norms_of(blocks))
     monkeypatch.setattr(block_weights.Weights, "of", lambda *given: made.append(given[0]) or weights_of(*given))
-    half, state = vae.model.decoder, State()
-    state.noise = lambda frame: torch.zeros(3, 64, 64)
+    half, state = vae.model.decoder, State(given=Given(lambda frame: torch.zeros(3, 64, 64)))
     for i, z in enumerate(noise(1, 16, 9, 2, 2).split(1, 2)):
         state.ending = i == 8
         frames = sum(x.shape[2] for x in decoder.each(half.part, z, state))

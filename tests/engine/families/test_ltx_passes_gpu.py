@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from zerowaste_vae.engine.execution.noise import PART, FrameNoise
+from zerowaste_vae.engine.families.ltx_diffusion.running.noise import PART, FrameNoise
 from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.system.memory import GIB

@@ -115,7 +115,7 @@ def test_a_picture_that_comes_again_is_replayed(golden, monkeypatch):
     monkeypatch.setattr("zerowaste_vae.engine.execution.core.why_off", lambda *_: None)
     monkeypatch.setattr(graphs, "CudaGraph", FakeGraph)
     monkeypatch.setattr(graphs, "Clock", FakeClock)
-    monkeypatch.setattr(graphs, "pays", lambda times, left: times is not None)
+    monkeypatch.setattr(graphs, "pays", lambda times, *_: times is not None)
     monkeypatch.setattr(reuse, "why_not_on", lambda _: None)
     vae, z = golden[0].with_options(DEFAULTS), golden[1]["wide.z"][:, :, None]
     for turn, latent in enumerate((z, z.flip(3), z, z.flip(4))):

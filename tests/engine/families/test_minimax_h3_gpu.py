@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from zerowaste_vae.engine.extras.graphs import graphs
-from zerowaste_vae.engine.network import tokens
+from zerowaste_vae.engine.families.minimax_h3.running import transformer
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.system.memory import GIB
@@ -81,7 +81,7 @@ def test_replayed_layers_have_the_same_bits(vae, monkeypatch):
             for z, frames in zip(clips, expected, strict=True):
                 assert torch.equal(vae.decode(z), frames), size
             assert torch.cuda.max_memory_allocated() <= peak
-        replayed, batches = vae._tiled.runs.replayed
+        replayed, batches = vae._family["decoder"].runs.replayed
         assert replayed == batches > 0 and "CUDA graphs" in vae.last_report.mode
     vae.release()
     assert KEPT.nbytes(torch.device("cuda", torch.cuda.current_device())) == 0
@@ -127,7 +127,7 @@ def test_what_is_not_finite_is_made_again(make, z, monkeypatch, precision, place
     if vae.precision != precision:
         pytest.skip(vae.unused().get(precision, "not here"))
     vae.options = vae.options.switched(off=["cuda_graphs"])  # a replay would pass by the fault
-    safer, plain, struck = vae._safer("").decode(z[:, :, :2]), getattr(tokens, place), []
+    safer, plain, struck = vae._safer("").decode(z[:, :, :2]), getattr(transformer, place), []
 
     def strike(x, *rest, **options):
         if not struck and not options.get("zeroed"):
@@ -135,7 +135,7 @@ def test_what_is_not_finite_is_made_again(make, z, monkeypatch, precision, place
             struck.append(x.dtype)
         plain(x, *rest, **options)
 
-    monkeypatch.setattr(tokens, place, strike)
+    monkeypatch.setattr(transformer, place, strike)
     frames = vae.decode(z[:, :, :2])
     assert struck and vae.last_report.events["nan_reruns"] == 1
     assert torch.equal(frames, safer)

@@ -13,8 +13,8 @@ from zerowaste_vae.engine.extras.bench.subject import random_checkpoint
 from zerowaste_vae.engine.extras.cli import main
 from zerowaste_vae.engine.families import by_file
 from zerowaste_vae.engine.families.minimax_h3 import ARCHITECTURE, LYNNREAL, OWN, PUBLISHED, Config, variant
+from zerowaste_vae.engine.families.minimax_h3.tiles import Blend, NativeTiles, mix
 from zerowaste_vae.engine.loader import encoder_only
-from zerowaste_vae.engine.network.native_tiles import Blend, NativeTiles, mix
 from zerowaste_vae.engine.network.plain import Network
 from zerowaste_vae.engine.options import DEFAULTS
 

@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import save_file
 from zerowaste_vae import Checkpoint, CheckpointError, load
 from zerowaste_vae.engine.errors import InputError
-from zerowaste_vae.engine.execution import core, native_clip, native_components, reuse
+from zerowaste_vae.engine.execution import core, reuse
 from zerowaste_vae.engine.execution.call import encoder_samples
 from zerowaste_vae.engine.execution.guard import Guard
-from zerowaste_vae.engine.execution.native_components import FusedTileEncoder
 from zerowaste_vae.engine.execution.progress import Ticker
 from zerowaste_vae.engine.extras.bench.calibrate import calibrate
 from zerowaste_vae.engine.extras.bench.profile import BETWEEN, profile
@@ -22,11 +21,12 @@ from zerowaste_vae.engine.extras.cli import main
 from zerowaste_vae.engine.extras.eight_bit import sampling
 from zerowaste_vae.engine.extras.graphs import graphs
 from zerowaste_vae.engine.families.minimax_h3 import ARCHITECTURE, OWN, Config
-from zerowaste_vae.engine.network import tokens
+from zerowaste_vae.engine.families.minimax_h3.running import components, decoder, transformer
+from zerowaste_vae.engine.families.minimax_h3.running.components import FusedTileEncoder
+from zerowaste_vae.engine.families.minimax_h3.running.transformer import TokenNetwork, tokens_of
+from zerowaste_vae.engine.families.minimax_h3.tiles import NativeTiles
 from zerowaste_vae.engine.network.fused import fuse
-from zerowaste_vae.engine.network.native_tiles import NativeTiles
 from zerowaste_vae.engine.network.products import product_rows
-from zerowaste_vae.engine.network.tokens import TokenNetwork, tokens_of
 from zerowaste_vae.engine.options import DEFAULTS, unavailable
 from zerowaste_vae.engine.runtime.kept import KEPT
 
@@ -53,7 +53,7 @@ def make(weights, tmp_path, monkeypatch):
         return lambda config: replace(program(config), own=SMALL)
 
     halves = {half: small(getattr(ARCHITECTURE, half)) for half in ("encoder", "decoder")}
-    architecture = replace(ARCHITECTURE, own=SMALL, **halves)
+    architecture = replace(ARCHITECTURE, sections=SMALL, **halves)
     monkeypatch.setattr("zerowaste_vae.engine.loader.detect", lambda _: architecture)
     save_file(weights, tmp_path / "small.safetensors", {"norm_num_groups": "8"})
     return lambda precision="fp32": load(tmp_path / "small.safetensors", precision, "cpu")
@@ -91,10 +91,10 @@ def test_resident_weights(make, noise):
     vae, z = make(), noise(1, 24, 1, 3, 3)
     alone = vae.plan_encode(1, 3, 3)
     vae.decode(z)
-    kept = vae._tiled._tokens
+    kept = vae._family["decoder"]._tokens
     assert kept is not None and vae.plan_encode(1, 3, 3).peak_bytes == alone.peak_bytes + kept.nbytes
     vae.decode(z)
-    assert vae._tiled._tokens is kept
+    assert vae._family["decoder"]._tokens is kept
 
 
 def test_groups(make, noise, monkeypatch):
@@ -108,7 +108,7 @@ def test_groups(make, noise, monkeypatch):
         return list(network.decode(list(tiles), 9, lambda: None, run))
 
     alone = decoded(z)
-    monkeypatch.setattr("zerowaste_vae.engine.network.tokens.tiles_together", lambda *_: 4)
+    monkeypatch.setattr("zerowaste_vae.engine.families.minimax_h3.running.transformer.tiles_together", lambda *_: 4)
     together = decoded(z)
     close(torch.stack(together), torch.stack(alone))
     for count in (1, 4, 6):
@@ -146,7 +146,7 @@ def test_encode_streams(make, noise):
 def test_second_attempt(make, noise, monkeypatch):
     """An attempt goes on where one before ran out of memory."""
     vae, z = make(), noise(1, 24, 13, 3, 5)
-    whole, plain, calls, failures = vae.decode(z), native_clip._Canvas.add, Counter(), ["once"]
+    whole, plain, calls, failures = vae.decode(z), decoder._Canvas.add, Counter(), ["once"]
 
     def add(canvas, place, made):
         calls[place.section.index] += 1
@@ -155,7 +155,7 @@ def test_second_attempt(make, noise, monkeypatch):
             raise torch.cuda.OutOfMemoryError("no memory")
         return plain(canvas, place, made)
 
-    monkeypatch.setattr(native_clip._Canvas, "add", add)
+    monkeypatch.setattr(decoder._Canvas, "add", add)
     assert torch.equal(vae.decode(z), whole)
     assert vae.last_report.events["oom_step_downs"] == 1
     # The section in front is made again, for what the next one is blended with.
@@ -165,7 +165,7 @@ def test_second_attempt(make, noise, monkeypatch):
 def test_second_attempt_of_an_encode(make, noise, monkeypatch):
     """An attempt begins with the first section that is not finished."""
     vae, video = make(), noise(1, 52, 32, 48, 3).sigmoid()
-    whole, plain, sections, failures = vae.encode(video), native_components.SectionPass._encode, [], ["once"]
+    whole, plain, sections, failures = vae.encode(video), components.SectionPass._encode, [], ["once"]
 
     def encode(section, frames):
         sections.append(frames)
@@ -174,7 +174,7 @@ def test_second_attempt_of_an_encode(make, noise, monkeypatch):
             raise torch.cuda.OutOfMemoryError("no memory")
         return plain(section, frames)
 
-    monkeypatch.setattr(native_components.SectionPass, "_encode", encode)
+    monkeypatch.setattr(components.SectionPass, "_encode", encode)
     reports = []
     assert torch.equal(vae.encode(video, progress=lambda *step: reports.append(step)), whole)
     assert vae.last_report.events["oom_step_downs"] == 1 and reports == [(i, 4) for i in range(1, 5)]
@@ -184,7 +184,7 @@ def test_second_attempt_of_an_encode(make, noise, monkeypatch):
 @pytest.mark.parametrize(("precision", "place"), [("fp8", "gated"), ("int8", "rounded")])
 def test_what_is_not_finite_is_made_again(make, noise, monkeypatch, precision, place):
     """One infinity in front of a pass that rounds to 8 bit."""
-    vae, z, plain, struck = make(precision), noise(1, 24, 2, 5, 6), getattr(tokens, place), []
+    vae, z, plain, struck = make(precision), noise(1, 24, 2, 5, 6), getattr(transformer, place), []
     safer = vae._safer("").decode(z)
 
     def strike(x, *rest, **options):
@@ -193,7 +193,7 @@ def test_what_is_not_finite_is_made_again(make, noise, monkeypatch, precision, p
             struck.append(x.dtype)
         plain(x, *rest, **options)
 
-    monkeypatch.setattr(tokens, place, strike)
+    monkeypatch.setattr(transformer, place, strike)
     assert torch.equal(vae.decode(z), safer)
     assert struck and vae.last_report.events["nan_reruns"] == 1
 
@@ -219,7 +219,7 @@ def test_encode_ranges(seed_model, noise, kind, least):
     want, found = exact.encode(video), vae.encode(video)
     assert vae.precision == kind and f"convolutions in {kind}" in vae.last_report.operands
     assert 10 * math.log10(want.square().mean() / (found - want).square().mean()) > least
-    (sample,) = encoder_samples(SimpleNamespace(sample=lambda: video), vae)
+    (sample,) = encoder_samples(SimpleNamespace(sample=lambda: video), vae, sampling.video_samples)
     assert torch.equal(sample, (video - torch.tensor(OWN.mean)) / torch.tensor(OWN.deviation))
     assert torch.equal(vae.encode(video), found)
     assert vae.decode(noise(1, 24, 1, 2, 2)).isfinite().all() and not vae._mixed.policy("decoder").kinds
@@ -267,10 +267,10 @@ def test_replayed_layers_have_the_same_bits(make, noise, recorded, precision):
     expected = [plain.decode(z) for z in pictures]
     assert not torch.equal(expected[1], expected[2]) and why_no_graphs(plain) == "switched off"
     for z, frames, count in zip(pictures, expected, (0, 1, 1), strict=True):
-        assert torch.equal(vae.decode(z), frames) and vae._tiled.runs.replayed == (count, 1)
+        assert torch.equal(vae.decode(z), frames) and vae._family["decoder"].runs.replayed == (count, 1)
     assert "1 of 1 chunks replayed" in vae.last_report.mode and why_no_graphs(vae) is None
     clip = noise(1, 24, 8, 3, 5)
-    assert torch.equal(vae.decode(clip), plain.decode(clip)) and vae._tiled.runs.replayed == (3, 4)
+    assert torch.equal(vae.decode(clip), plain.decode(clip)) and vae._family["decoder"].runs.replayed == (3, 4)
 
 
 def test_graphs_go_with_the_weights_they_read(make, noise, recorded):
@@ -363,8 +363,9 @@ def test_profiles_of_decodes_have_all_work(make, noise, precision):
     work = vae.model.decoder.program.work(7, 3, 5).flop
     # What the program counts besides are products of latents, and those of registers at the end; products in 8 bit
     # have rows that hold nothing.
-    tokens = tokens_of(vae._tiled._tokens.step, 7, 3, 4)  # of one of its tiles
-    assert 0.95 * work < sum(r.flop for r in found.rows) <= work * product_rows(tokens, vae._tiled._kind) / tokens
+    decoder = vae._family["decoder"]
+    tokens = tokens_of(decoder._tokens.step, 7, 3, 4)  # of one of its tiles
+    assert 0.95 * work < sum(r.flop for r in found.rows) <= work * product_rows(tokens, decoder._kind) / tokens
 
 
 def test_profiles_of_encodes_are_those_of_tiles(make, noise):

@@ -8,10 +8,10 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from zerowaste_vae.engine.extras.eight_bit.prepared import _tensors
 from zerowaste_vae.engine.families import ARCHITECTURES
 from zerowaste_vae.engine.network import fused
 from zerowaste_vae.engine.network.fused import fuse
+from zerowaste_vae.engine.network.gathered import tensors_of
 from zerowaste_vae.engine.network.offload import lent, moving_bytes
 from zerowaste_vae.engine.planning.fusable import half_not_fused
 from zerowaste_vae.engine.precision.modes import PRECISIONS
@@ -65,13 +65,13 @@ def test_packing(architecture, name, no_collector, monkeypatch):
     expected = fuse(getattr(copy.deepcopy(model).to(META), name), dtype)
     monkeypatch.setattr(fused, "lent", counted)
     network = fuse(half, dtype, device=META)
-    assert all(t.is_meta for t in _tensors(network).values())
-    assert [(t.shape, t.stride(), t.dtype) for t in _tensors(network).values()] == [
-        (t.shape, t.stride(), t.dtype) for t in _tensors(expected).values()]  # fmt: skip
+    assert all(t.is_meta for t in tensors_of(network).values())
+    assert [(t.shape, t.stride(), t.dtype) for t in tensors_of(network).values()] == [
+        (t.shape, t.stride(), t.dtype) for t in tensors_of(expected).values()]  # fmt: skip
     assert network.nbytes == expected.nbytes
     # A step may ask for several of its parts; steps around others for their first one's device.
     assert largest <= most <= 2 * largest and most < sum(p.nbytes for p in half.parameters())
-    kept = {t.untyped_storage()._cdata for t in _tensors(network).values()}
+    kept = {t.untyped_storage()._cdata for t in tensors_of(network).values()}
     assert all(p.untyped_storage()._cdata in kept for p in alive)
     assert all(p is q and p.device == CPU for p, q in zip(half.parameters(), own, strict=True))
     assert all(torch.equal(p, before[n]) for n, p in half.named_parameters())

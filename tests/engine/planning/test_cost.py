@@ -12,9 +12,8 @@ from zerowaste_vae.engine.families import kl
 from zerowaste_vae.engine.families.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits
-from zerowaste_vae.engine.planning.cost import Rates, leanest, quickest
+from zerowaste_vae.engine.planning.cost import GRAPH_BYTES, Rates, leanest, quickest
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
-from zerowaste_vae.engine.planning.plan import GRAPH_BYTES
 from zerowaste_vae.engine.planning.planner import Planner
 from zerowaste_vae.engine.request import Request
 from zerowaste_vae.engine.runtime.parking import Parking

@@ -131,7 +131,7 @@ def test_ranges_widen(wide_file, noise, monkeypatch):
     looked, take = [], call.decoder_samples
     monkeypatch.setattr(call, "decoder_samples", lambda z, vae, *there: looked.append(there) or take(z, vae, *there))
     vae.decode(real * 1.5)
-    assert looked == [(torch.device("cpu"),)]  # in no memory of a GPU, which no plan counts
+    assert looked == [(sampling.latent_samples, torch.device("cpu"))]  # in no memory of a GPU, which no plan counts
     assert vae.store.table("decoder") == settled
     vae.store.calibrate("decoder", replace(known, seen={}))
     load(wide_file, precision="int8", device="cpu").decode(real * 1.5)
@@ -160,7 +160,7 @@ def test_odd_clip(wide_file, cache, noise, monkeypatch, precision, at):
     vae, made, beside = run("with", [*clips[:place], bright, *clips[place:]])
     kept = vae.store.table("decoder")
     own = load(wide_file, precision=precision, device="cpu")
-    own.store = store.Store(None)
+    own._made_of.store = store.Store(None)
     own._use(own.options)
     assert beside > alone - 1
     best = db(own.decode(bright), exact_bright)
@@ -248,7 +248,7 @@ def test_floor_fp16_fast(wide_file, noise, monkeypatch):
     for db, kept in ((61.0, True), (59.0, False)):
         made_up = lambda _, policy, db=db: (db if policy.half_accumulate else math.inf, Saturation())  # noqa: E731
         monkeypatch.setattr(sampling.Trials, "quality", made_up)
-        assert fast.settle("decoder", lambda: samples).half_accumulate == kept
+        assert fast.settle("decoder", lambda _: samples).half_accumulate == kept
 
 
 def test_no_memory(wide_file, noise, monkeypatch):

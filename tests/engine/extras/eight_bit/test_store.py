@@ -14,6 +14,7 @@ from zerowaste_vae.engine.extras.eight_bit.table import Table
 from zerowaste_vae.engine.families.seedvr2 import ARCHITECTURE, Config
 from zerowaste_vae.engine.loader import demo_vae_path
 from zerowaste_vae.engine.network.fused import FusedDecoder
+from zerowaste_vae.engine.network.gathered import tensors_of
 from zerowaste_vae.engine.precision.digest import digest
 from zerowaste_vae.engine.precision.forms import Operands
 from zerowaste_vae.engine.precision.policy import Policy, Range, eligible, united
@@ -196,7 +197,7 @@ def test_prepared(tmp_path, seed_model, kind):
     assert prepared.load(plan, path, made_from, cpu) is None
     prepared.save(network, path, made_from)
     again = prepared.load(plan, path, made_from, cpu)
-    mine, theirs = prepared._tensors(network), prepared._tensors(again)
+    mine, theirs = tensors_of(network), tensors_of(again)
     assert mine.keys() == theirs.keys()
     for name, tensor in mine.items():
         assert theirs[name].stride() == tensor.stride(), name

@@ -12,10 +12,11 @@ from zerowaste_vae import Cancelled
 from zerowaste_vae.engine.execution import reuse as runs
 from zerowaste_vae.engine.extras.graphs import graph_rule, graphs
 from zerowaste_vae.engine.families import kl, seedvr2, wan
+from zerowaste_vae.engine.families.minimax_h3.running.plans import Own
 from zerowaste_vae.engine.network.steps import Steps
 from zerowaste_vae.engine.network.tiles import grid
 from zerowaste_vae.engine.options import DEFAULTS, unavailable
-from zerowaste_vae.engine.planning.plan import Own, why_none
+from zerowaste_vae.engine.planning.plan import why_none
 from zerowaste_vae.engine.runtime.context import ExecutionContext
 from zerowaste_vae.engine.runtime.kept import KEPT
 from zerowaste_vae.engine.runtime.parking import Parking

@@ -1,28 +1,31 @@
-"""Plans for self-tiling networks: the number of tiles at a time, and of layers whose weights stay on the device.
+"""Plans of a network that tiles itself: the number of tiles at a time, and of layers whose weights stay on the device.
 
 Neither changes a bit of the results."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
-from ..network.native_tiles import NativeTiles, Span
-from ..network.ops.tokens import Tokens
-from ..network.plain import Network
-from ..network.products import KINDS, wide_of
-from ..network.steps import Steps
-from ..network.tiled import TiledProgram
-from ..network.tiles import Grid
-from ..network.tokens import BUFFERS, planned, tiles_together, tokens_of
-from ..runtime.memory import RESERVE_BYTES
-from .ask import Ask
-from .fused_walk import FusedWalk
-from .plain_walk import PlainWalk, Torch
-from .plan import GRAPH_BYTES, Own, Plan, why_none
+from .... import log
+from ....errors import InputError
+from ....network.products import KINDS, wide_of
+from ....network.steps import Steps
+from ....network.tiles import Grid
+from ....planning import refusals
+from ....planning.ask import Ask
+from ....planning.cost import GRAPH_BYTES
+from ....planning.plan import Plan, why_none
+from ....planning.plans import Known
+from ....report import Report
+from ....runtime.memory import RESERVE_BYTES
+from ..program import TiledProgram
+from ..tiles import NativeTiles, Span
+from ..tokens import Tokens
+from .transformer import BUFFERS, planned, tiles_together, tokens_of
 
 #: Number of tiles whose products take longer than the copy of a layer's weights: 0.4 ms for each tile on an H200,
 #: against 2.7 ms at 50 GB/s, by arithmetic.
@@ -34,40 +37,83 @@ COPIES = 6
 STEPS = (0, 8, 4, 2, 1)
 
 
-class NativeOptions:
-    """Plans of one self-tiling model, among which the planner chooses."""
+@dataclass(frozen=True)
+class Own:
+    """Plan of a network that tiles itself.
 
-    def __init__(
-        self, model: Network, walk: FusedWalk, plain: PlainWalk, kind: str | None, how: Callable[[], Torch]
-    ) -> None:
-        """Prepare plans for a model.
+    tiles: computed at a time. grid: rows and columns of tiles in a frame. resident: layers whose weights are on the
+    device, of all `layers`; 0, 0 if no weights could be elsewhere. blend: how a decode blends tiles
+    (`request.NATIVE_BLENDS`). trained: in the tiles that its weights were trained with, not in those of its family."""
 
-        Args:
-            model: network without values.
-            walk: dry runs of its fused components.
-            plain: dry runs in plain torch.
-            kind: type of the decoder's products: "fp8", "int8"; None: that of activations.
-            how: returns the way in which plain torch takes memory.
-        """
-        self._model, self._walk, self._plain, self._kind, self._how = model, walk, plain, kind, how
-        self._dtype = walk.dtype
+    tiles: int
+    grid: tuple[int, int]
+    resident: int = 0
+    layers: int = 0
+    blend: str = "separate"
+    trained: bool = False
 
-    def of(self, ask: Ask, whole: Grid, fused: bool, fixed: int, target: int | None) -> Iterator[Plan]:
-        """Yield plans from most memory to least.
+    def describe(self) -> str:
+        rows, columns = self.grid
+        kind = ", as it was trained" if self.trained else ""
+        of = f"the model's own {columns} x {rows} tiles ({self.blend} blend{kind}), {self.tiles} at a time"
+        hosted = self.layers - self.resident
+        return of + (f", weights of {hosted} of {self.layers} layers streamed from host memory" if hosted else "")
 
-        Args:
-            ask: the clip.
-            whole: the frame as one tile.
-            fused: the fused operators run the component.
-            fixed: bytes in addition to a run's own memory, which the peaks do not include.
-            target: bytes on the device; None: no limit.
-        """
-        return self._decodes(ask, whole, fixed, target) if ask.half == "decoder" else self._encodes(ask, whole, fused)
+    @property
+    def way(self) -> tuple[str, ...]:
+        return self.blend, *("trained",) * self.trained
+
+    @property
+    def kept(self) -> bool:
+        """Return True for a decode: an encoder takes its memory for each tile."""
+        return bool(self.layers)
+
+    @property
+    def unrecorded(self) -> str | None:
+        return "weights come from host memory in every chunk" if self.resident < self.layers else None
+
+    def report(self, report: Report, kind: str, off: dict[str, str], graphs: bool) -> None:
+        if not self.layers:
+            off.setdefault("cuda_graphs", "an encoder of tiles runs without them")
+            return
+        report.mode = f"a transformer, its products in {kind}"
+        if graphs:
+            off.pop("cuda_graphs", None)  # its products are the libraries', with fused kernels or without
+
+
+class Plans:
+    """Plans of one model that tiles itself."""
+
+    def __init__(self, known: Known) -> None:
+        self._model, self._walk, self._plain, self._kind = known.model, known.walk, known.plain, known.kind
+        self._how, self._besides, self._fuses = known.how, known.besides, known.fuses
+        self._dtype = known.walk.dtype
+
+    def check(self, ask: Ask) -> str:
+        trained = getattr(getattr(self._model, ask.half).program, "trained", None)
+        if trained is None and (refusal := ask.request.native_refusal(trained=True)):
+            raise InputError(refusal)
+        if ask.request.tile or ask.chunk or ask.request.tiling in ("exact", "blended"):
+            log.once("this network tiles itself, in space and time, which is part of the model: tiles and chunks that "
+                     "are asked for are not used")  # fmt: skip
+        return refusals.OWN_TILES
+
+    def of(self, ask: Ask, tiles: Grid, target: int | None) -> Iterator[Plan]:
+        if ask.half == "decoder":
+            return self._decodes(ask, tiles, self._besides(ask.half, False), target)
+        return self._encodes(ask, tiles, self._fuses(ask.half))
+
+    def least(self, ask: Ask, tiles: Grid, target: int | None = None) -> int | None:
+        if target is not None:
+            return None
+        *_, plan = self.of(ask, tiles, None)
+        return self._besides(ask.half, plan.fused) + plan.peak_bytes
 
     def _decodes(self, ask: Ask, whole: Grid, fixed: int, target: int | None) -> Iterator[Plan]:
         """Yield the plan with all layers on the device, then one with as many tiles, and then layers, as have room."""
         program: TiledProgram = self._model.decoder.program
-        own, step = program.tiles(ask.trained), next(s for s in program.steps if isinstance(s, Tokens))
+        blend, trained = ask.request.native_blend, ask.request.trained
+        own, step = program.tiles(trained), next(s for s in program.steps if isinstance(s, Tokens))
         rows, columns = own.decoded_spans(own.unit * ask.height, own.unit * ask.width)
         section = own.sections(ask.latents)[0]
         frames = section.last - section.first
@@ -88,7 +134,7 @@ class NativeOptions:
             tiles = -(-tiles // together) * together
             x = tiles * tokens * step.width * self._dtype.itemsize
             peak = besides + x + (resident + (BUFFERS if resident < step.layers else 0)) * layer
-            how = Own(tiles, (len(rows), len(columns)), resident, step.layers, ask.blend, ask.trained)
+            how = Own(tiles, (len(rows), len(columns)), resident, step.layers, blend, trained)
             host = (step.layers - resident) * layer if self._kind else 0
             rates, group = self._walk.rates, tiles * tokens * layer_work(step)
             waits = max(group / rates.work, layer / rates.link)  # of a layer whose weights come while it computes

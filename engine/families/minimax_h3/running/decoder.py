@@ -1,26 +1,32 @@
-"""Decode clips with a component that tiles itself: section by section, tile by tile, blended as the model defines it.
+"""Decode clips section by section, tile by tile, blended as the model defines it.
 
-It is a loop of its own beside clip.py's, for equal bits and for speed: batches of tiles cross sections and clips, and
-each tile is mixed on the device with its finished neighbours. There, one tile passes all its chunks before the next,
-and weighted pixels are summed in host memory, in any order. Encodes take clip.py's loop (native_components.py)."""
+It is a loop of its own beside that of execution/clip.py, for equal bits and for speed: batches of tiles cross sections
+and clips, and each tile is mixed on the device with its finished neighbours. There, one tile passes all its chunks
+before the next, and weighted pixels are summed in host memory, in any order. Encodes take that loop (components.py)."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..kernels.observe import observed
-from ..network.native_tiles import Blend, NativeTiles, Section, Span, mix
-from ..network.steps import Latents
-from ..planning.plan import Plan
-from .guard import Guard, scoped
-from .native_components import TokenComponent
-from .regions import RegionWriter
-from .results import Results
+from ....execution.guard import Guard, scoped
+from ....execution.regions import RegionWriter
+from ....execution.results import Results
+from ....execution.reuse import Runs
+from ....kernels.observe import observed
+from ....network.steps import Latents
+from ....options import Options
+from ....planning.plan import Plan
+from ..program import TiledProgram
+from ..tiles import Blend, NativeTiles, Section, Span, mix
+from .transformer import TokenNetwork
 
 
 class _Tile(NamedTuple):
@@ -32,14 +38,50 @@ class _Tile(NamedTuple):
     column: int
 
 
-def decode(
-    half: TokenComponent, z: Latents, plan: Plan, results: Results, guard: Guard, wanted: range
-) -> Iterator[int]:
-    """Decode latents [B, C, T, h, w] into the wanted frames of every clip. Args: those of `clip.decode`.
+class TokenComponent:
+    """A decoder made of a transformer.
 
-    Yields: the number of latents, before each batch of tiles.
+    Attributes:
+        program: the steps, with the sizes of the tiles.
+        ahead: results may be copied to the host while the next ones are made.
+        dtype: of pixels.
     """
-    yield from scoped(half.aside, _decode(half, z, plan, results, guard, wanted))
+
+    def __init__(self, network: TokenNetwork, program: TiledProgram, options: Options, plan: Plan, runs: Runs) -> None:
+        self.program, self.ahead, self.dtype = program, options.overlap, network.dtype
+        self._network, self._plan, self._runs = network, plan, runs
+        self._frame = math.prod(plan.own.grid)
+
+    def _aside(self) -> AbstractContextManager[None]:
+        """Enter the stream of a decode's work; between two batches it may be left."""
+        return self._runs.aside(self._plan, self._network.device)
+
+    def through(self, data: Latents, plan: Plan, results: Results, guard: Guard, wanted: range) -> Iterator[int]:
+        """Decode latents [B, C, T, h, w] into the wanted frames of every clip. Args: those of execution/clip.py.
+
+        Yields: the number of latents, before each batch of tiles.
+        """
+        yield from scoped(self._aside, _decode(self, data, plan, results, guard, wanted))
+
+    @contextmanager
+    def memory(self, guard: Guard) -> Iterator[None]:
+        """Scope the memory, which is taken when the first tile is there."""
+        with ExitStack() as self._stack:
+            self._guard, self._taken = guard, None
+            yield
+
+    def decode_tiles(self, tiles: Sequence[Tensor], check: Callable[[], None], left: int) -> Iterator[Tensor]:
+        """Yield for each tile of latents [C, T, h, w] its pixels [3, F, H, W], in the network's units.
+
+        left: least number of batches of so many tiles that come, this one included."""
+        if self._taken is None:
+            size = tuple(tiles[0].shape[1:])
+            make = functools.partial(self._network.memory, size, self._frame)
+            taken = self._runs.run(make, self._network, (size, self._frame), self._plan, self._guard)
+            self._taken = self._stack.enter_context(taken)
+        run, graphs = self._taken
+        through = graphs and functools.partial(graphs.chunk, left=left)
+        return self._network.decode(tiles, self._frame, check, run, through)
 
 
 def _decode(
@@ -60,7 +102,7 @@ def _decode(
         while some := list(itertools.islice(tiles, plan.own.tiles)):
             yield latents
             guard.tick.check()
-            made = half.decode([cut for _, cut in some], guard.tick.check, max(1, coming // plan.own.tiles))
+            made = half.decode_tiles([cut for _, cut in some], guard.tick.check, max(1, coming // plan.own.tiles))
             coming -= len(some)
             for place, _ in some:
                 if canvas is None or canvas.clip != place.clip:

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 from zerowaste_vae.engine.extras.distributed.shares import SectionLeads, split
-from zerowaste_vae.engine.network.native_tiles import NativeTiles
-from zerowaste_vae.engine.network.tiled import TiledProgram
+from zerowaste_vae.engine.families.minimax_h3.program import TiledProgram
+from zerowaste_vae.engine.families.minimax_h3.tiles import NativeTiles
 
 OWN = NativeTiles()
 

@@ -1,4 +1,4 @@
-"""Sections of frames and tiles of pixels of networks that tile themselves, and how tiles are blended.
+"""Tiles of pixels of a network that tiles itself, and how they are blended.
 
 All of it is part of the model, so no other tiling may be used for it."""
 
@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ...network.sections import Sections
 
 #: Values for red, green and blue.
 Colour = tuple[float, float, float]
@@ -40,13 +42,11 @@ class Section(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NativeTiles:
+class NativeTiles(Sections):
     """Sizes of a network's own tiles and sections.
 
-    In space: tiles of `size` pixels share at least `least`; a latent pixel is `unit` pixels. In time: sections of
-    `frames` become `latents`, which a decoder takes with the next `more`; it makes `rate` frames of each, and leaves
-    out the first `lead` of those of every `latents`. An encode leaves out the last `drop` latents. mean, deviation: of
-    the network's pixels, to scale 0..1 to its units."""
+    Tiles of `size` pixels share at least `least`; a latent pixel is `unit` pixels. mean, deviation: of the network's
+    pixels, to scale 0..1 to its units."""
 
     size: int = 256
     least: int = 64
@@ -54,14 +54,9 @@ class NativeTiles:
     #: tile that is enough for its side may then be larger, by the least overlap.
     sides: tuple[tuple[int, int], tuple[int, int], tuple[int, int]] | None = None
     unit: int = 16
-    frames: int = 17
-    latents: int = 5
-    more: int = 2
-    rate: int = 4
-    lead: int = 3
-    drop: int = 3
     mean: Colour = (0.0, 0.0, 0.0)
     deviation: Colour = (1.0, 1.0, 1.0)
+    in_tiles: ClassVar[bool] = True
 
     def in_units(self, frames: Tensor) -> Tensor:
         """Return frames [..., 3] in 0..1, or bytes, as float32 in the network's units."""
@@ -70,41 +65,10 @@ class NativeTiles:
             x = x / 255.0
         return (x - x.new_tensor(self.mean)) / x.new_tensor(self.deviation)
 
-    # -- time ------------------------------------------------------------------------------------------------------
-
-    @property
-    def blended(self) -> int:
-        """Return the number of frames that two sections of a decode share."""
-        return self.rate * self.more - self.lead
-
-    def decoded(self, latents: int) -> int:
-        """Return the number of frames that `latents` become."""
-        return self.rate * latents - self.lead * -(-latents // self.latents)
-
-    def encoded(self, frames: int) -> int:
-        """Return the number of latents that `frames` become."""
-        return 1 if frames == 1 else self.latents * -(-frames // self.frames) - self.drop
-
-    def filled(self, frames: int) -> int:
-        """Return the least number of frames, at least `frames`, whose latents decode to as many again."""
-        if frames <= 1:
-            return frames
-        return self.frames * max(0, -(-(frames - self.blended) // self.frames)) + self.blended
-
-    def at(self, latent: int) -> int:
-        """Return the number of frames that come before those of a latent."""
-        return self.frames * (latent // self.latents) + max(0, self.rate * (latent % self.latents) - self.lead)
-
-    def read(self, latent: int) -> int:
-        """Return the number of frames that must be there, or a clip's end, before it is known that it has so many
-        latents: of its last section it has no more than the first."""
-        certain = latent % self.latents in range(1, self.latents - self.drop + 1)
-        return self.at(latent) if certain or not self.drop else self.frames * -(-latent // self.latents) + 1
-
-    def latent_of(self, frame: int) -> int:
-        """Return the latent that a frame belongs to."""
-        section, place = divmod(frame, self.frames)
-        return self.latents * section + (place + self.lead) // self.rate
+    def reads(self, first: int, end: int) -> tuple[int, int]:
+        """Return the frames [a, b) that must be there before latents [first, end) of a clip can be encoded: a section's
+        last latents depend on whether more frames follow."""
+        return self.frames * (first // self.latents), self.frames * -(-end // self.latents) + 1
 
     def sections(self, latents: int) -> list[Section]:
         """Return the sections of a clip's decode, in order."""
@@ -128,8 +92,6 @@ class NativeTiles:
         at = next((s.index for s in sections if first < s.end), len(sections) - 1)
         lead = at > 0 and first < min(sections[at].begin + self.blended, sections[at].end)
         return [s for s in sections[at - lead :] if s.begin < end]
-
-    # -- space -----------------------------------------------------------------------------------------------------
 
     def spans(self, length: int) -> list[Span]:
         """Return the tiles on an axis of `length` pixels.

@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..offload import Hosted
-from ..program import Step
-from ..state import State
-from ..values import CAUSAL, Size, Style, Work
-from .conv import pointwise
+from ...network.offload import Hosted
+from ...network.ops.conv import pointwise
+from ...network.program import Step
+from ...network.state import State
+from ...network.values import CAUSAL, Size, Style, Work
 
 EPS = 1e-5
 #: Share of a head's channels that is rotated, and the base of the angles.
@@ -73,7 +73,7 @@ class Tokens(Step):
     """Turn a tile's latents into its pixels by `layers` of a transformer in `width` channels with heads of `head`. Each
     latent pixel is a token and becomes `rate` frames of `patch` x `patch` pixels; `registers` learned tokens and one of
     zeros follow. gates: channels between the products of a gate. Latents come in units of `deviation` from `mean` and
-    pass a 1x1x1 convolution first. tokens.TokenNetwork executes it.
+    pass a 1x1x1 convolution first. `running.transformer` executes it.
 
     The fields from `mean` on are names of its parts; unused: a parameter in the files that nothing reads.
     """
@@ -127,7 +127,7 @@ class Tokens(Step):
         return parts  # type: ignore[return-value]
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
-        raise NotImplementedError("a transformer is walked layer by layer, by tokens.TokenNetwork")
+        raise NotImplementedError("a transformer is walked layer by layer, by running.transformer")
 
     def size(self, size: Size, starts: bool) -> Size:
         """Return the size of all frames that are made; the step does not know which of them belong to a clip."""

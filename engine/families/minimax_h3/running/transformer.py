@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.observe import observed
-from ..kernels.tokens import attended, attends, gated, normalised, rotated, rounded, sum_rows
-from ..runtime.context import ExecutionContext
-from ..runtime.pinned import staged
-from .ops.tokens import EPS, Layer, Tokens, turns
-from .plain import Half
-from .products import KINDS, Product, product, product_rows, wide_of
+from ....kernels.observe import observed
+from ....kernels.tokens import attended, attends, gated, normalised, rotated, rounded, sum_rows
+from ....network.plain import Half
+from ....network.products import KINDS, Product, product, product_rows, wide_of
+from ....runtime.context import ExecutionContext
+from ....runtime.pinned import staged
+from ..tokens import EPS, Layer, Tokens, turns
 
 #: through(walk, x) executes walk(x), the same function every time, by launches or by replaying a graph of them.
 Through = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from zerowaste_vae.engine.extras.eight_bit.prepared import _tensors, gathered
 from zerowaste_vae.engine.families import ARCHITECTURES
+from zerowaste_vae.engine.network.gathered import gathered, tensors_of
 from zerowaste_vae.engine.planning.fusable import half_not_fused, no_8_bit
 from zerowaste_vae.engine.precision.modes import PRECISIONS
 from zerowaste_vae.engine.vae import VideoVAE
 
-from ...execution.test_last_stages import CONFIGS
+from ..execution.test_last_stages import CONFIGS
 
 CPU = torch.device("cpu")
 
@@ -52,7 +52,7 @@ def test_one_block(make, architecture, precision, room):
     own = {p.untyped_storage().data_ptr() for p in vae.model.decoder.parameters()}
     after = gathered(lambda: before, vae.model.decoder.parameters(), CPU, room)
     storages = set()
-    for (name, old), new in zip(_tensors(before).items(), _tensors(after).values(), strict=True):
+    for (name, old), new in zip(tensors_of(before).items(), tensors_of(after).values(), strict=True):
         assert torch.equal(old.flatten().view(torch.uint8), new.flatten().view(torch.uint8)), name
         assert old.stride() == new.stride(), name
         at = new.untyped_storage().data_ptr()
@@ -74,10 +74,10 @@ def test_borrowed(make):
     decoded(vae)
     packed = vae._fused.decoder()
     own = {p.untyped_storage().data_ptr() for p in vae.model.decoder.parameters()}
-    assert own & {t.untyped_storage().data_ptr() for t in _tensors(packed).values()}
+    assert own & {t.untyped_storage().data_ptr() for t in tensors_of(packed).values()}
     after = gathered(lambda: packed, (), CPU)
-    assert len({t.untyped_storage().data_ptr() for t in _tensors(after).values()}) == 1
-    for old, new in zip(_tensors(packed).values(), _tensors(after).values(), strict=True):
+    assert len({t.untyped_storage().data_ptr() for t in tensors_of(after).values()}) == 1
+    for old, new in zip(tensors_of(packed).values(), tensors_of(after).values(), strict=True):
         assert torch.equal(old.flatten().view(torch.uint8), new.flatten().view(torch.uint8))
         assert old.stride() == new.stride()
 
@@ -97,5 +97,5 @@ def test_through_host(make, monkeypatch):
     monkeypatch.setattr(torch, "empty", full_at_first)
     after = gathered(lambda: packed, vae.model.decoder.parameters(), CPU)
     assert len(asked) == 3
-    for old, new in zip(_tensors(packed).values(), _tensors(after).values(), strict=True):
+    for old, new in zip(tensors_of(packed).values(), tensors_of(after).values(), strict=True):
         assert torch.equal(old.flatten().view(torch.uint8), new.flatten().view(torch.uint8))

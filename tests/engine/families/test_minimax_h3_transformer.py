@@ -5,13 +5,13 @@ from contextlib import nullcontext
 import pytest
 import torch
 from zerowaste_vae.engine.families.minimax_h3 import ARCHITECTURE, Config
+from zerowaste_vae.engine.families.minimax_h3.running import transformer
+from zerowaste_vae.engine.families.minimax_h3.running.plans import layer_bytes
+from zerowaste_vae.engine.families.minimax_h3.running.transformer import LayerWeights, TokenNetwork, tiles_together
+from zerowaste_vae.engine.families.minimax_h3.tokens import turns
 from zerowaste_vae.engine.kernels.targets import interpreted, triton_version
-from zerowaste_vae.engine.network import tokens
 from zerowaste_vae.engine.network.offload import Hosted, moving_bytes, staying
-from zerowaste_vae.engine.network.ops.tokens import turns
 from zerowaste_vae.engine.network.products import Product, product
-from zerowaste_vae.engine.network.tokens import LayerWeights, TokenNetwork, tiles_together
-from zerowaste_vae.engine.planning.native_options import layer_bytes
 from zerowaste_vae.engine.precision.modes import Mode, remembered, scaled_mode, why_no_products
 
 CPU = torch.device("cpu")
@@ -170,12 +170,12 @@ def test_layers_are_what_the_modules_hold(decoder):
 @pytest.mark.parametrize("used", [True, False])
 def test_locked_parameters(monkeypatch, made, used):
     """Made in inference mode, as a host loads them, and locked outside of it, or the other way round."""
-    monkeypatch.setattr(tokens, "staged", torch.clone)
+    monkeypatch.setattr(transformer, "staged", torch.clone)
     with torch.inference_mode(made):
         layer = torch.nn.Linear(3, 4).requires_grad_(False)
         want = layer.weight.clone()
     with torch.inference_mode(used):
-        tokens._lock(layer)
+        transformer._lock(layer)
     with torch.inference_mode():
         assert torch.equal(layer.weight.t().t(), want)
     assert layer.weight.is_inference() == made
@@ -191,16 +191,16 @@ def test_layers_with_attention_of_our_own(decoder, monkeypatch, noise, kind):
     size, step = (2, 3, 3), next(s for s in decoder.program.steps if hasattr(s, "registers"))
     z = [noise(step.c_in, *size) for _ in range(2)]
     made, asked = {}, []
-    plain = tokens.attended
-    monkeypatch.setattr(tokens, "attended", lambda *a, **k: asked.append(len(a[0])) or plain(*a, **k))
+    plain = transformer.attended
+    monkeypatch.setattr(transformer, "attended", lambda *a, **k: asked.append(len(a[0])) or plain(*a, **k))
     for together, backend in ((2, "triton"), (1, "triton"), (2, "reference")):
-        monkeypatch.setattr(tokens, "tiles_together", lambda *_, n=together: n)
+        monkeypatch.setattr(transformer, "tiles_together", lambda *_, n=together: n)
         network = TokenNetwork(decoder, torch.float16, CPU, kind, backend=backend)
         del network.layers[2:]
         run = network.memory(size, 2)
         run.allocate()
         made[together, backend] = torch.stack(list(network.decode(z, 2, lambda: None, run))).float()
-    count = tokens.tokens_of(step, *size)
+    count = transformer.tokens_of(step, *size)
     assert asked == [2 * count] * 2 + [count] * 4
     assert torch.equal(made[1, "triton"], made[2, "triton"])
     want = made[2, "reference"]

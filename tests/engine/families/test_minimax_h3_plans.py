@@ -3,14 +3,14 @@
 import pytest
 import torch
 from zerowaste_vae.engine.families import minimax_h3
+from zerowaste_vae.engine.families.minimax_h3.running.plans import torch_bytes
+from zerowaste_vae.engine.families.minimax_h3.running.transformer import tiles_together, tokens_of
+from zerowaste_vae.engine.families.minimax_h3.tokens import Tokens, turns
 from zerowaste_vae.engine.kernels.tokens import gated, normalised, rotated, rounded
-from zerowaste_vae.engine.network.ops.tokens import Tokens, turns
-from zerowaste_vae.engine.network.tokens import tiles_together, tokens_of
 from zerowaste_vae.engine.options import DEFAULTS
 from zerowaste_vae.engine.planning.budget import Limits
 from zerowaste_vae.engine.planning.dryrun import PeakMemory
 from zerowaste_vae.engine.planning.fused_walk import FusedWalk
-from zerowaste_vae.engine.planning.native_options import torch_bytes
 from zerowaste_vae.engine.planning.planner import Planner
 
 SIZE = 7, 16, 16

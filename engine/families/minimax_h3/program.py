@@ -1,15 +1,18 @@
-"""Programs of networks that tile themselves."""
+"""Programs of a network that tiles itself."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from .native_tiles import NativeTiles
-from .program import Program
-from .values import Work
+from torch import Tensor
+
+from ...network.program import Program
+from ...network.values import Work
+from .tiles import NativeTiles
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,25 @@ class TiledProgram(Program):
 
     def frames(self, count: int) -> int:
         return self.own.decoded(count) if self.half == "decoder" else self.own.encoded(count)
+
+    def encoded(self, frames: int) -> int:
+        return self.own.encoded(frames)
+
+    def cut(self, read: Callable[[int, int], Tensor], first: int, end: int, origin: int, count: int | None) -> Tensor:
+        start = self.own.frames * (first // self.own.latents)
+        return read(start, start + self.own.frames)
+
+    def warm_up(self, result: int, first: int) -> int:
+        """Return 0: a section is made for its own frames, or for those that are blended with it."""
+        return 0
+
+    def in_units(self, frames: Tensor, signed: bool = False) -> Tensor:
+        return self.own.in_units((frames + 1) / 2 if signed else frames)
+
+    def alone(self, latents: int) -> tuple[int, int]:
+        own, decodes = self.own, self.half == "decoder"
+        count = len(own.sections(latents)) if decodes else -(-latents // own.latents)
+        return own.frames if decodes else own.latents, count
 
     def work(self, frames: int, height: int, width: int) -> Work:
         """Return the work of a whole clip: of all tiles of all its sections."""

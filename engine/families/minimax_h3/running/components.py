@@ -2,56 +2,61 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
-from ..network.fused import FusedEncoder
-from ..network.native_tiles import Blend
-from ..network.plain import Half, Network
-from ..network.steps import Steps
-from ..network.stream import encode_features, encode_moments
-from ..network.tiled import TiledProgram
-from ..network.tokens import TokenNetwork
-from ..options import Options
-from ..planning.plan import Plan
-from ..system.devices import empty_device_cache
-from .guard import Guard
-from .passes import Clips, Emit, Part, Pass
-from .reuse import Runs, allocated
-from .staging import StagedReader
+from ....execution.clip import Looped
+from ....execution.components import FusedComponents, PlainComponents
+from ....execution.guard import Guard
+from ....execution.passes import Clips, Emit, Part, Pass
+from ....execution.reuse import Runs, allocated
+from ....execution.staging import StagedReader
+from ....network.fused import FusedEncoder
+from ....network.plain import Half, Network
+from ....network.steps import Steps
+from ....network.stream import encode_features, encode_moments
+from ....options import Options
+from ....planning.plan import Plan
+from ....report import Report
+from ....system.devices import empty_device_cache
+from ..program import TiledProgram
+from ..tiles import Blend
+from .decoder import TokenComponent
+from .transformer import TokenNetwork
 
 
-class NativeComponents:
-    """Encoder and decoder of a self-tiling model: packed when first used, dropped by `release`; empty for other models.
-    kind: 8-bit type of the decoder's products, None: `dtype`."""
+class Components:
+    """Encoder and decoder of a self-tiling model: packed when first used, dropped by `release`."""
 
-    def __init__(self, model: Network, dtype: torch.dtype, options: Options, kind: str | None) -> None:
+    def __init__(
+        self, model: Network, dtype: torch.dtype, options: Options, kind: str | None, fused: FusedComponents,
+        plain: PlainComponents,
+    ) -> None:  # fmt: skip
+        """kind: 8-bit type of the decoder's products, None: `dtype`. fused, plain: the encoder on these routes."""
         self._model, self._dtype, self._options, self._kind = model, dtype, options, kind
+        self._fused, self._plain = fused, plain
         self._tokens: TokenNetwork | None = None
         #: Runs of the decoder.
         self.runs = Runs(options.cuda_graphs)
 
     def half(
-        self, name: str, plan: Plan, device: torch.device, fused: Callable[[], FusedEncoder],
-        plain: Callable[[str, torch.device], Half],
-    ) -> TokenComponent | TileEncoder:  # fmt: skip
-        """Return "encoder" or "decoder" for clips.
-
-        Args:
-            fused: returns the encoder packed for the fused operators.
-            plain: returns a component with its weights on the device.
-        """
+        self, name: str, plan: Plan, device: torch.device, scale: float, seed: int | None
+    ) -> TokenComponent | TileEncoder:
+        """Return "encoder" or "decoder" for clips; their latents have no scale and no noise."""
         if name == "decoder":
             return self._decoder(plan, device)
         if plan.fused:
-            return FusedTileEncoder(fused(), self._model.encoder.program, self._options, plan.steps.frames)
-        return PlainTileEncoder(plain(name, device), self._dtype, plan.steps)
+            return FusedTileEncoder(
+                self._fused.encoder(), self._model.encoder.program, self._options, plan.steps.frames
+            )
+        return PlainTileEncoder(self._plain.there(name, device), self._dtype, plan.steps)
+
+    def begin(self, report: Report, size: tuple[int, int, int], seed: int | None) -> None:
+        """Note nothing: a decode begins with its latents alone."""
 
     def _decoder(self, plan: Plan, device: torch.device) -> TokenComponent:
         """Return the decoder with as many layers on the device as the plan says."""
@@ -73,55 +78,15 @@ class NativeComponents:
         self.runs.forget()
         if keep == "decoder":
             return 0
-        freed, self._tokens = self.nbytes, None
+        freed, self._tokens = self.packed_bytes("decoder"), None
         return freed
 
-    @property
-    def nbytes(self) -> int:
+    def packed_bytes(self, half: str) -> int:
         """Return the bytes of layers on the device."""
-        return 0 if self._tokens is None else self._tokens.nbytes
+        return 0 if self._tokens is None or half == "encoder" else self._tokens.nbytes
 
 
-class TokenComponent:
-    """A decoder made of a transformer.
-
-    Attributes:
-        program: the steps, with the sizes of the tiles.
-        ahead: results may be copied to the host while the next ones are made.
-        dtype: of pixels.
-    """
-
-    def __init__(self, network: TokenNetwork, program: TiledProgram, options: Options, plan: Plan, runs: Runs) -> None:
-        self.program, self.ahead, self.dtype = program, options.overlap, network.dtype
-        self._network, self._plan, self._runs = network, plan, runs
-        self._frame = math.prod(plan.own.grid)
-
-    def aside(self) -> AbstractContextManager[None]:
-        """Enter the stream of a decode's work; between two batches it may be left."""
-        return self._runs.aside(self._plan, self._network.device)
-
-    @contextmanager
-    def memory(self, guard: Guard) -> Iterator[None]:
-        """Scope the memory, which is taken when the first tile is there."""
-        with ExitStack() as self._stack:
-            self._guard, self._taken = guard, None
-            yield
-
-    def decode(self, tiles: Sequence[Tensor], check: Callable[[], None], left: int) -> Iterator[Tensor]:
-        """Yield for each tile of latents [C, T, h, w] its pixels [3, F, H, W], in the network's units.
-
-        left: least number of batches of so many tiles that come, this one included."""
-        if self._taken is None:
-            size = tuple(tiles[0].shape[1:])
-            make = functools.partial(self._network.memory, size, self._frame)
-            taken = self._runs.run(make, self._network, (size, self._frame), self._plan, self._guard)
-            self._taken = self._stack.enter_context(taken)
-        run, graphs = self._taken
-        through = graphs and functools.partial(graphs.chunk, left=left)
-        return self._network.decode(tiles, self._frame, check, run, through)
-
-
-class TileEncoder:
+class TileEncoder(Looped):
     """An encoder that takes one tile after another, ready to run on a device.
 
     Attributes: those of execution/passes.py's Half.

@@ -1,0 +1,1 @@
+"""How its decoder is planned (`plans.py`) and run (`components.py`): from the noise of a whole clip, in passes."""

@@ -1,0 +1,1 @@
+"""How its components are planned (`plans.py`) and run (`components.py`): in tiles and sections of their own."""
