@@ -80,42 +80,36 @@ def operator(
     """
 
     def declared(launch: Callable[..., Any]) -> Callable[..., Any]:
-        known = frozenset(inspect.signature(launch).parameters)
+        name, known = launch.__name__, frozenset(inspect.signature(launch).parameters)
         register(launch.__module__, *kernels)
 
-        def find(
-            device: torch.device, dtype: torch.dtype, backend: str, named: Mapping[str, int]
-        ) -> tuple[Target | None, str | None]:
+        def runs(device: torch.device, dtype: torch.dtype, backend: str = "auto", **named: int) -> bool:
             here = kernels_for(device, backend)
-            return here, None if here is None or takes is None else takes.why_not(dtype, here, **named)
+            return here is not None and (takes is None or takes.why_not(dtype, here, **named) is None)
 
         @observed
         @functools.wraps(launch)
         def call(*args: Any, backend: str = "auto", **more: Any) -> Any:
-            if not known.issuperset(more):
-                raise TypeError(f"{launch.__name__} takes no {', '.join(more.keys() - known)}")
             if check is not None:
                 check(*args, **more)
             x = args[0] if isinstance(args[0], Tensor) else args[0].data
-            here, why = find(x.device, x.dtype, backend, sizes(*args, **more) if sizes else {})
-            if why and backend == "triton":
-                raise RuntimeError(f"no kernel of {launch.__name__}: {why}")
+            here, why = kernels_for(x.device, backend), None
+            if here is not None and takes is not None:
+                why = takes.why_not(x.dtype, here, **(sizes(*args, **more) if sizes else {}))
             if here is not None and not why:
                 with on_device(x):
                     return launch(here, *args, **more)
+            if why and backend == "triton":
+                raise RuntimeError(f"no kernel of {name}: {why}")
+            if not known.issuperset(more):  # the launch would have said so
+                raise TypeError(f"{name} takes no {', '.join(more.keys() - known)}")
             if in_place and x.is_meta:
                 return None
             instead = call.reference if otherwise is None or backend == "reference" else otherwise
             return instead(*args, **more)
 
-        call.launch, call.reference, call.check, call.kernels = launch, reference, check, kernels
-
-        def runs(device: torch.device, dtype: torch.dtype, backend: str = "auto", **named: int) -> bool:
-            here, why = find(device, dtype, backend, named)
-            return here is not None and not why
-
-        call.runs = runs
-        OPERATORS[launch.__name__] = call
+        call.launch, call.reference, call.check, call.kernels, call.runs = launch, reference, check, kernels, runs
+        OPERATORS[name] = call
         return call
 
     return declared

@@ -333,7 +333,7 @@ def interpreted() -> bool:
 def widened(x: torch.Tensor) -> bool:
     """Return True where kernels widen operands to fp32: Triton's interpreter multiplies these types wrongly (3.6.0 and
     3.9.0)."""
-    return interpreted() and x.is_cpu and x.dtype in (torch.bfloat16, FP8)
+    return x.is_cpu and interpreted() and x.dtype in (torch.bfloat16, FP8)
 
 
 def on_device(x: torch.Tensor) -> AbstractContextManager[object]:

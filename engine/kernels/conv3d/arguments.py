@@ -72,12 +72,13 @@ def finish(
     if scale is None and epilogue.scale != 1.0:
         scale = x.new_ones(weight.data.shape[0], dtype=torch.float32)
     health = None if fmt is None else epilogue.health
-    form = fmt or _AS_IT_IS
     unit, strides = strides_of(out) if residual is None else strides_of(out, residual)
-    given = {"res": residual, "bias": bias, "scale": scale, "partials": partials and partials.data, "health": health}
-    fields = {"out": out} | {name: out if t is None else t for name, t in given.items()}
-    fields |= {"act_scale": epilogue.scale, **vars(form)}
-    fields |= zip(_STRIDES, (*strides, 0, 0, 0), strict=False)
+    fields = {
+        "out": out, "res": out if residual is None else residual, "bias": out if bias is None else bias,
+        "scale": out if scale is None else scale, "partials": out if partials is None else partials.data,
+        "health": out if health is None else health, "act_scale": epilogue.scale, **vars(fmt or _AS_IT_IS),
+        **dict(zip(_STRIDES, (*strides, 0, 0, 0), strict=False)),
+    }  # fmt: skip
     return fields, {
         "BIAS": "none" if bias is None else "border" if bias.dim() == 3 else "plain", "SCALED": scale is not None,
         "RESIDUAL": residual is not None, "SPAN": 0 if partials is None else partials.span, "CLAMP": fmt is not None,

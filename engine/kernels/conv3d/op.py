@@ -91,7 +91,7 @@ def conv3d(here: Target, x: Tensor, weight: Weight, out: Tensor, *, geometry: Ge
     sums = _accumulation(x, epilogue, here)
     s = schedule or chosen(x.device, here.way, weight, sums["ACC"], (frame_rows, w), geometry, epilogue.groups)
     # Block-scaled products and Triton's interpreter are of its own language alone.
-    mma = here.mma_sync and sums["ACC"] != "mx" and not (interpreted() and x.is_cpu)
+    mma = here.mma_sync and sums["ACC"] != "mx" and not (x.is_cpu and interpreted())
     share = mma and geometry.stride == (1, 1, 1) and sums["ACC"] != "f16"
     s = s or pick(here, x.dtype, weight.channels, k, (frame_rows, w), phases, weight.kernel[2], epilogue.groups > 0,
                   share)
@@ -153,7 +153,7 @@ def conv3d(here: Target, x: Tensor, weight: Weight, out: Tensor, *, geometry: Ge
 def _accumulation(x: Tensor, epilogue: Epilogue, here: Target) -> dict[str, Any]:
     """Return as constants how products are added; Triton's interpreter replaces the forms it cannot run."""
     accumulate = here.accumulate(x.dtype, epilogue.half_accumulate)
-    if interpreted() and x.is_cpu and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
+    if x.is_cpu and interpreted() and accumulate == "mx" and (triton_version() or (0, 0)) < (3, 9):
         accumulate = "f32"  # dot_scaled crashes in the interpreters before 3.9
     return {"ACC": accumulate, "UPCAST": widened(x) and accumulate != "mx"}
 

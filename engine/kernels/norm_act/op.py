@@ -161,7 +161,7 @@ def norm_act(here: Target, x: Tensor, norm: Norm, buffer: Tensor, *, slot: int =
     gain, limit = 1.0 / store.scale if eighth else 1.0, QUANT_MAX.get(buffer.dtype, 0.0)
     constants = {
         "C": c, "CO": co, "CP": wide, "GAINS": store.gain is not None, "SILU": store.silu, "CLAMP": eighth,
-        "ROUND": buffer.dtype == torch.int8, "FAST": not (interpreted() and x.is_cpu), "BORDER": border, "BP": block,
+        "ROUND": buffer.dtype == torch.int8, "FAST": not (x.is_cpu and interpreted()), "BORDER": border, "BP": block,
     }  # fmt: skip
     programs = -(-(rows * columns) // block)
     if norm.condition is not None:
