@@ -121,7 +121,8 @@ def test_norm_act(where, kind, stored, value):
     x = x.to(device)
     coefs = None
     if kind == "group":
-        coefs = coefficients(statistics(x, 4, backend=backend), norm, 30, backend=backend, health=None if stored == HALF else health)
+        sums, seen = statistics(x, 4, backend=backend), None if stored == HALF else health
+        coefs = coefficients(sums, norm, 30, backend=backend, health=seen)
     buffer = torch.zeros(1, 7, 8, 32, device=device).to(stored)
     store = Store(silu=kind != "none", scale=0.05)
     norm_act(x, norm, buffer, store=store, coefs=coefs, backend=backend, health=None if stored == HALF else health)
