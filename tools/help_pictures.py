@@ -2,13 +2,12 @@
 
     python tools/help_pictures.py
 
-The panel shows a decode on a GPU, as tools/record_run.py recorded it. It needs the programs of `pytest tests/browser`
-(tests/browser/conftest.py). Look at the pictures before they are committed.
+It needs the programs of `pytest tests/browser` (tests/browser/conftest.py). Look at the pictures before they are
+committed.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -23,7 +22,6 @@ import pages  # noqa: E402
 import running  # noqa: E402
 from PIL import Image  # noqa: E402
 
-RECORD = ROOT / "docs" / "figures" / "run.json"
 PICTURES = ROOT / "web" / "docs" / "pictures"
 FIND = "app.graph.nodes.find((n) => n.type === '{}')"
 FIT = "void ((n) => n.setSize([{}, n.computeSize()[1]]))({})"
@@ -32,15 +30,6 @@ PLAIN = """void {}.widgets.filter((w) => w.label?.endsWith(' (no effect here)'))
   [w.label, w.disabled] = [w.label.slice(0, w.label.lastIndexOf(' (')), false];
 }})"""
 EXPERT = "void {}.widgets.find((w) => w.name === 'expert').callback()"
-# Answer what the page asks about plans, and give the node its last run, as recorded.
-REPLAY = """(async (record, id) => {{
-  const {{ api }} = await import("/scripts/api.js");
-  const real = api.fetchApi.bind(api);
-  const reply = (path) => path.startsWith("/zerowaste_vae/plan?") && new Response(JSON.stringify(record.plan));
-  api.fetchApi = async (path, ...rest) => reply(path) || real(path, ...rest);
-  app.nodeOutputs[id] = {{ zerowaste: [record.report] }};
-}})({}, {})"""
-LIMIT = "void ({}.widgets.find((w) => w.name === 'vram_gb').value = {})"
 ALONE = "void [...app.graph.nodes].filter((n) => n.type !== '{}').forEach((n) => app.graph.remove(n))"
 
 
@@ -58,14 +47,12 @@ def take(browser: conftest.Browser, folder: Path) -> None:
         browser("js", source=FIT.format(width, FIND.format(kind)))
         time.sleep(1)
         browser("shot", file=str(folder / f"{name}.png"), nodes=[pages.node(browser("nodes"), kind)["id"]])
-    record = json.loads(RECORD.read_text(encoding="utf-8"))
     browser("load", workflow=pages.workflow("Wan 2.1 - text to video"))
-    shown = pages.node(browser("nodes"), decode)["id"]
-    browser("js", source=REPLAY.format(json.dumps(record), shown))
-    browser("js", source=LIMIT.format(FIND.format(decode), record["limit"]))
     browser("js", source=FIT.format(380, FIND.format(decode)))
+    browser("line", until="Fits")
+    shown = pages.node(browser("nodes"), decode)["id"]
     box = browser("shot", file=str(folder / "plan.png"), nodes=[shown])
-    sheet = browser("details")["box"]
+    sheet = browser("details", until="Fits")["box"]
     browser("view", file=str(folder / "plan.png"))
     left, top = min(box["x"], sheet[0] - 12), box["y"]
     right, bottom = max(box["x"] + box["width"], sheet[2] + 12), sheet[3] + 12
