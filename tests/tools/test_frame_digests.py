@@ -91,3 +91,13 @@ def test_go_on(tool, tmp_path, monkeypatch):
     assert {case: each["peak"] for case, each in json.loads(record.read_text()).items()} == {
         "demo fp32 decode": 1, "demo int8 decode": 2}  # fmt: skip
     assert tool.main([str(record), "--small"]) == 0 and len(ran) == 3
+
+
+def test_the_recorded_frames(tool):
+    """Every published family of ComfyUI's is in the record of the GPU that has one, and each case is whole."""
+    record = json.loads((Path(__file__).parents[1] / "engine" / "families" / "frames_h200.json").read_text("utf-8"))
+    tiny = {"taehv", "taesana", "taesd", "taef2"}
+    assert {case.split()[0] for case in record} == tool.architectures().keys() - tiny
+    whole = [each for each in record.values() if len(each["digest"]) == 64 and each["peak"] > 0]
+    assert len(whole) > 0.8 * len(record)
+    assert all(each["peak"] == 0 for each in record.values() if len(each["digest"]) != 64)
