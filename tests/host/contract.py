@@ -45,7 +45,8 @@ PYTHON = [
         comfy.sd.VAE.__init__ comfy.utils.ProgressBar comfy.model_management.vae_device
         comfy.model_management.get_total_memory comfy.model_management.vae_offload_device"""),
     ("0.3.64", NO_RUN, """comfy.model_management.current_loaded_models comfy.model_management.LoadedModel
-        comfy.model_management.DISABLE_SMART_MEMORY
+        comfy.model_management.DISABLE_SMART_MEMORY comfy.model_management.InterruptProcessingException
+        comfy.model_management.interrupt_current_processing
         comfy.patcher_extension.CallbacksMP.ON_DETACH comfy_api.latest.ui.PreviewImage
         comfy_api.latest.InputImpl.VideoFromFile comfy.cli_args.LatentPreviewMethod.NoPreviews
         comfy.cli_args.args.preview_method folder_paths.get_full_path_or_raise folder_paths.get_output_directory
