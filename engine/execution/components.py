@@ -27,8 +27,8 @@ from ..precision.policies import Policies
 from ..precision.policy import Policy
 from ..runtime.kept import KEPT
 from ..system.devices import empty_device_cache
-from .component import Component
 from .fused_pass import FusedComponent
+from .passes import Component
 from .plain_pass import PlainComponent
 from .reuse import Runs
 

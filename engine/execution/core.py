@@ -35,8 +35,8 @@ from ..runtime.pinned import POOL
 from ..system.devices import empty_host_cache, numbered
 from ..system.extension import needed
 from .calls import Calls
-from .component import Component, Ready
 from .components import FusedComponents, PlainComponents, of_family, other_half
+from .passes import Component, Ready
 
 T = TypeVar("T", bound="Core")
 

@@ -99,7 +99,7 @@ def by_name(name: str) -> Architecture | None:
 def own(program: Program, part: str) -> ModuleType | None:
     """Return a module of the family that plans and runs this component in a way of its own; None: the core does.
 
-    part: "plans" (its class Plans is one of planning/plans.py), "components" (Components: of execution/component.py) or
+    part: "plans" (its class Plans is one of planning/plans.py), "components" (Components: of execution/passes.py) or
     "launches" (launch(half, dtype, kind) launches all kernels, as planning/launches.py wants it).
     """
     return import_module(f"{program.component}.running.{part}") if program.component else None
