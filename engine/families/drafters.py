@@ -64,8 +64,9 @@ TINY = {kind.tiny for kind in KINDS} | {"taesana"}
 def latents_of(family: str, vae: str) -> Latents | str:
     """Return the kind of latents of a family's VAE, or in words why no tiny decoder is known to take them.
 
-    vae: the name of its file, "" where that is not known.
+    vae: the name of its file, "" where that is not known; folders before it do not count.
     """
+    vae = re.split(r"[/\\]", vae)[-1]
     kinds = [kind for kind in KINDS if family in kind.families]
     if not kinds:
         known = by_name(family)

@@ -21,12 +21,18 @@ from ..engine.families.small import SMALL
 LATENT = torch.randn(1, 16, 3, 4, 6, generator=torch.Generator().manual_seed(0))
 
 
+def loaded(folders, family: str, name: str):
+    """A small VAE of this family, from a file of this name."""
+    path = folders.base / "vae" / name
+    made = random_checkpoint(SMALL[family], architecture=by_name(family))
+    save_file(made.tensors, path, {"norm_num_groups": "4"})
+    return folders.pack.conversion.from_file(path, "fp32", None, folders.pack.settings.Settings(), name)
+
+
 @pytest.fixture
 def vae(folders):
     """A small VAE of Wan 2.1."""
-    path = folders.base / "vae" / "wan.safetensors"
-    save_file(random_checkpoint(SMALL["wan2.1"], architecture=by_name("wan2.1")).tensors, path)
-    return folders.pack.conversion.from_file(path, "fp32", None, folders.pack.settings.Settings(), path.name)
+    return loaded(folders, "wan2.1", "wan.safetensors")
 
 
 @pytest.fixture
@@ -36,9 +42,9 @@ def said(monkeypatch) -> list[str]:
     return lines
 
 
-def decoded(pack, vae, **widgets):
+def decoded(pack, vae, latent: torch.Tensor = LATENT, **widgets):
     """(frames, report in its history) of our Decode."""
-    out = pack.decode.Decode.execute({"samples": LATENT}, vae, **widgets)
+    out = pack.decode.Decode.execute({"samples": latent}, vae, **widgets)
     return out.args[0], out.ui["zerowaste"][0]
 
 
@@ -53,6 +59,22 @@ def test_a_draft_is_the_tiny_decoders_decode(folders, vae):
     assert facts["draft"] == "TAEHV" and "draft" not in before and "draft" not in usual["text"]
     assert facts["compare_off"] == "the last run was a draft"
     assert facts["model"] == before["model"] == "wan.safetensors"  # of which the next run's plan is
+
+
+@pytest.mark.parametrize(("family", "name", "kind", "tiny", "shape"), [
+    ("flux", "ae.safetensors", "pictures16", "taef1_decoder", (2, 16, 4, 6)),
+    ("flux2", "vae.safetensors", "packed", "taef2_decoder", (1, 128, 2, 3)),
+    ("svd", "svd.safetensors", "pictures", "taesd_decoder", (3, 4, 4, 6)),  # a batch is a clip
+    ("wan2.1", "qwen_image_vae.safetensors", "video", "lighttaew2_1", (1, 16, 4, 6)),  # one picture
+    ("minimaxh3", "h3.safetensors", "video24", "taeh3", (1, 24, 7, 2, 3)),  # 22 frames
+])  # fmt: skip
+def test_drafts_have_the_shape_of_the_vaes_own_decode(folders, family, name, kind, tiny, shape):
+    folders.write(f"{tiny}.safetensors", kind)
+    own, latent = loaded(folders, family, name), torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    full, _ = decoded(folders.pack, own, latent)
+    draft, report = decoded(folders.pack, own, latent, draft=True)
+    assert draft.shape == full.shape and draft.std() > 0.01
+    assert f"draft by {tiny}.safetensors" in report["text"]
 
 
 def test_without_a_file_no_other_vae_decodes(folders, vae, monkeypatch):
@@ -78,13 +100,13 @@ def test_a_tiny_vae_decodes_as_ever(folders):
 
 
 def test_the_decoder_is_kept_until_its_file_changes(folders, vae):
-    loaded, find = folders.pack.drafts._loaded, folders.pack.tiny.find
+    read, find = folders.pack.drafts._loaded, folders.pack.tiny.find
     path = folders.write("taew2_1.safetensors", "video")
-    first = loaded(find("wan2.1", ""), vae.device)
-    assert loaded(find("wan2.1", ""), vae.device) is first
+    first = read(find("wan2.1", ""), vae.device)
+    assert read(find("wan2.1", ""), vae.device) is first
     tensors = first.source().tensors
     save_file({name: 2 * t for name, t in tensors.items() if name.startswith("decoder.")}, path)
-    assert loaded(find("wan2.1", ""), vae.device) is not first
+    assert read(find("wan2.1", ""), vae.device) is not first
 
 
 def test_the_plan_of_a_draft(folders, vae):

@@ -11,7 +11,9 @@ from zerowaste_vae.engine.families import by_name, tae, taehv
 WIDTHS = (8, 8, 8, 8)
 TINY = {
     "video": taehv.Config(None, (8, 8, 8, 16)), "video48": taehv.Config(None, WIDTHS, 48, 2),
+    "video24": taehv.Config(None, WIDTHS, 24, 2),
     "pictures": tae.Config(None, WIDTHS), "pictures16": tae.Config(None, WIDTHS, 16),
+    "packed": tae.Config(None, WIDTHS, 32, pooled=True),
 }  # fmt: skip
 
 
@@ -37,7 +39,7 @@ class Folders:
     def write(self, name: str, kind: str, folder: str = "vae_approx") -> Path:
         """Write a tiny decoder of one of these kinds."""
         config, path = TINY[kind], self.base / folder / name
-        family = by_name("taehv" if isinstance(config, taehv.Config) else "taesd")
+        family = by_name("taehv" if isinstance(config, taehv.Config) else "taef2" if config.pooled else "taesd")
         made = random_checkpoint(config, architecture=family).tensors
         save_file({n: t for n, t in made.items() if n not in ("vae_scale", "vae_shift")}, path)
         return path

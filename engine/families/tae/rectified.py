@@ -42,24 +42,25 @@ class Scaled(Step):
     """Convert latents to the units of the network, (x - shift) * scale, and limit them; or (`leaves`) invert the former
     behind an encoder, and add a negligible variance.
 
-    name, shift: parameters, of `each` channel its own (0: one value). limits: as the first step it limits latents."""
+    name, shift: parameters, a value for each of `width` channels (0: one value). limits: as the first step it
+    limits latents."""
 
     name: str
     shift: str
     leaves: bool = False
-    each: int = 0
+    width: int = 0
     limits: bool = True
     plain_only = WHY
     wide = True
 
     def modules(self, style: Style) -> dict[str, nn.Module]:
-        shape = (self.each,) if self.each else ()
+        shape = (self.width,) if self.width else ()
         one, zero = (nn.Parameter(torch.full(shape, value)) for value in (1.0, 0.0))
         return {self.name: one, self.shift: zero}  # type: ignore[dict-item]
 
     def plain(self, part: Callable[[str], nn.Module], x: Tensor, state: State | None) -> Tensor:
         scale, shift = part(self.name), part(self.shift)
-        if self.each:
+        if self.width:
             scale, shift = scale.view(-1, 1, 1, 1), shift.view(-1, 1, 1, 1)  # type: ignore[operator]
         if self.leaves:
             x = x.float() / scale + shift

@@ -143,7 +143,7 @@ _conv = functools.partial(Rectified, flat=True)
 
 def decoder(config: Config) -> Program:
     w, latent, leak = config.decoder_widths[::-1], config.latent_channels, f"/{LEAK}" if config.leaky else ""
-    scaled = Scaled(*_PLACES, each=latent, limits=not config.wide)
+    scaled = Scaled(*_PLACES, width=latent, limits=not config.wide)
     sections, rate = config.sections, config.rate
     # A clip's first latent is one frame: the others that are made of it are left out behind the last block.
     drop, period = rate - 1, sections.rate * sections.latents if sections.latents > 1 else 0
@@ -183,7 +183,7 @@ def encoder(config: Config) -> Program:
                   _conv(str(blocks[0] - 1), w[i], w[i + 1], to="half"), *([] if i else [STEP])]  # fmt: skip
         items += [TILES] if i == 2 else []
         items += [Remember(str(n), w[i + 1], leak, period if led else 0) for n in blocks]
-    items += [_conv("17", w[3], latent), Scaled(*_PLACES, leaves=True, each=latent)]
+    items += [_conv("17", w[3], latent), Scaled(*_PLACES, leaves=True, width=latent)]
     return Sectioned("encoder", tuple(items), COLOURS, STYLE, sections=sections)
 
 

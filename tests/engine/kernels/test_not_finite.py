@@ -121,7 +121,7 @@ def test_norm_act(where, kind, stored, value):
     x = x.to(device)
     coefs = None
     if kind == "group":
-        coefs = coefficients(statistics(x, 4, backend), norm, 30, backend, None if stored == HALF else health)
+        coefs = coefficients(statistics(x, 4, backend=backend), norm, 30, backend=backend, health=None if stored == HALF else health)
     buffer = torch.zeros(1, 7, 8, 32, device=device).to(stored)
     store = Store(silu=kind != "none", scale=0.05)
     norm_act(x, norm, buffer, store=store, coefs=coefs, backend=backend, health=None if stored == HALF else health)
@@ -134,10 +134,10 @@ def test_norm_act(where, kind, stored, value):
 @pytest.mark.parametrize("value", [NAN, INF])
 def test_coefficients(where, value):
     device, backend = where
-    partials = statistics(torch.randn(1, 5, 6, 32).half().to(device), 4, backend)
+    partials = statistics(torch.randn(1, 5, 6, 32).half().to(device), 4, backend=backend)
     partials.data[0, -1, 1, 1] = value
     health = torch.zeros((), device=device)
-    coefficients(partials, Norm("group", groups=4), 30, backend, health)
+    coefficients(partials, Norm("group", groups=4), 30, backend=backend, health=health)
     assert health.isnan()
 
 

@@ -74,8 +74,8 @@ def test_plain_attention(noise, monkeypatch):
     q, k, v = (noise(2, 1, 700, 24, seed=s) for s in range(3))
     attend = torch.nn.functional.scaled_dot_product_attention
     expected, calls = attend(q, k, v), []
-    real = scope.reference.attention
-    monkeypatch.setattr(scope.reference, "attention", lambda *a: calls.append(1) or real(*a))
+    real = scope.attention.reference
+    monkeypatch.setattr(scope.attention, "reference", lambda *a: calls.append(1) or real(*a))
     with attention_scope(False):
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
