@@ -107,7 +107,7 @@ def _reference(x: Tensor, norm: Norm, buffer: Tensor, *, slot: int = 0, border: 
     if norm.kind != "group":
         coefs = None
     elif coefs is None:
-        sums = reference.statistics(x, norm.groups)
+        sums = statistics(x, norm.groups, backend="reference")
         coefs = reference.coefficients(sums, norm, x.shape[1] * x.shape[2], health=health)
     if norm.condition is None:
         reference.norm_act(x, norm, coefs, store, buffer, slot, border, first, health)
