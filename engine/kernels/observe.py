@@ -19,16 +19,19 @@ def observed(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        global _watch
-        if _watch is None:
-            return function(*args, **kwargs)
-        watch, _watch = _watch, None
-        try:
-            return watch(function.__name__, args, kwargs, functools.partial(function, *args, **kwargs))
-        finally:
-            _watch = watch
+        return function(*args, **kwargs) if _watch is None else watched(function, args, kwargs)
 
     return call  # type: ignore[return-value]
+
+
+def watched(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a call that the listener makes."""
+    global _watch
+    watch, _watch = _watch, None
+    try:
+        return watch(function.__name__, args, kwargs, functools.partial(function, *args, **kwargs))
+    finally:
+        _watch = watch
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor
 
 from .launching import register
-from .observe import observed
-from .targets import FP8, Target, kernels_for, on_device
+from .observe import listening, watched
+from .targets import FP8, Target, kernels_for
 
 #: The types that most kernels multiply.
 HALVES = (torch.float16, torch.bfloat16)
@@ -87,18 +88,22 @@ def operator(
             here = kernels_for(device, backend)
             return here is not None and (takes is None or takes.why_not(dtype, here, **named) is None)
 
-        @observed
         @functools.wraps(launch)
-        def call(*args: Any, backend: str = "auto", **more: Any) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
+            if listening():
+                return watched(call, args, more)
+            backend = more.pop("backend", "auto")
             if check is not None:
                 check(*args, **more)
             x = args[0] if isinstance(args[0], Tensor) else args[0].data
             here, why = kernels_for(x.device, backend), None
             if here is not None and takes is not None:
-                why = takes.why_not(x.dtype, here, **(sizes(*args, **more) if sizes else {}))
-            if here is not None and not why:
-                with on_device(x):
-                    return launch(here, *args, **more)
+                why = takes.why_not(x.dtype, here, **sizes(*args, **more)) if sizes else takes.why_not(x.dtype, here)
+            if here is not None and why is None:
+                if x.is_cuda and x.get_device() != torch.cuda.current_device():  # Triton launches on the current one
+                    with torch.cuda.device_of(x):
+                        return launch(here, *args, **more)
+                return launch(here, *args, **more)
             if why and backend == "triton":
                 raise RuntimeError(f"no kernel of {name}: {why}")
             if not known.issuperset(more):  # the launch would have said so
@@ -119,8 +124,7 @@ def strides_of(*tensors: Tensor) -> tuple[int, list[int]]:
     """Return a unit, and the strides of tensors over their first three dimensions in it: 16 where all of these are
     multiples of 16 elements, which tells the compiler that accesses are aligned, else 1."""
     strides = [stride for t in tensors for stride in t.stride()[:3]]
-    unit = 16 if all(stride % 16 == 0 for stride in strides) else 1
-    return unit, [stride // unit for stride in strides]
+    return (16, [stride // 16 for stride in strides]) if math.gcd(16, *strides) == 16 else (1, strides)
 
 
 def _words(numbers: Collection[int]) -> str:

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
@@ -50,11 +50,11 @@ class Target:
     winograd: bool = False  # layers in 16 bit have their Winograd form by default: by the table of cards
     winograd_off: str = ""  # why that form does not run although other kernels do
 
-    @property
+    @functools.cached_property
     def kernels(self) -> bool:
         return self.way != PLAIN and self.triton is not None and self.sm >= 80
 
-    @property
+    @functools.cached_property
     def mma_sync(self) -> bool:
         """Return True if products are fed from registers, and the Triton is one whose lower-level language this pack's
         loop for them is written in."""
@@ -336,16 +336,6 @@ def widened(x: torch.Tensor) -> bool:
     return x.is_cpu and interpreted() and x.dtype in (torch.bfloat16, FP8)
 
 
-def on_device(x: torch.Tensor) -> AbstractContextManager[object]:
-    """Make the tensor's device the current one, because Triton launches on that."""
-    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-        return _HERE
-    return torch.cuda.device(x.device)
-
-
-_HERE = nullcontext()
-
-
 def kernels_for(device: torch.device, backend: str, dtype: torch.dtype | None = None) -> Target | None:
     """Resolve an operator's `backend`.
 
@@ -366,9 +356,11 @@ def kernels_for(device: torch.device, backend: str, dtype: torch.dtype | None = 
         return None
     if backend not in ("auto", "triton"):
         raise ValueError(f"backend is {backend!r}; use auto, triton or reference")
-    if device.type == "cpu" and backend == "triton" and interpreted() and triton_version() is not None:
+    kind = device.type  # a new string each time
+    if kind == "cpu" and backend == "triton" and interpreted() and triton_version() is not None:
         return capabilities("interpreter", 90, triton_version())
-    here = _chosen.get() if device.type == "meta" else target(device)
+    here = _chosen.get() if kind in ("cuda", "meta") else None
+    here = target(device) if here is None and kind != "meta" else here
     if here is not None and (here.kernels if dtype is None else here.supports(dtype)):
         return here
     if backend == "triton":

@@ -66,20 +66,20 @@ _AS_IT_IS = Pixels(1.0, 0.0, 0.0, 0.0)
 
 def finish(
     x: Tensor, weight: Weight, out: Tensor, epilogue: Epilogue, partials: Partials | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the epilogue's fields of `Arguments`, and its constants."""
+) -> tuple[tuple[Any, ...], dict[str, int], dict[str, Any]]:
+    """Return the first fields of `Arguments`, up to `high`; its strides by name; and the epilogue's constants."""
     scale, bias, residual, fmt = weight.scale, epilogue.bias, epilogue.residual, epilogue.format(out.dtype)
+    form = fmt or _AS_IT_IS
     if scale is None and epilogue.scale != 1.0:
         scale = x.new_ones(weight.data.shape[0], dtype=torch.float32)
     health = None if fmt is None else epilogue.health
     unit, strides = strides_of(out) if residual is None else strides_of(out, residual)
-    fields = {
-        "out": out, "res": out if residual is None else residual, "bias": out if bias is None else bias,
-        "scale": out if scale is None else scale, "partials": out if partials is None else partials.data,
-        "health": out if health is None else health, "act_scale": epilogue.scale, **vars(fmt or _AS_IT_IS),
-        **dict(zip(_STRIDES, (*strides, 0, 0, 0), strict=False)),
-    }  # fmt: skip
-    return fields, {
+    head = (
+        out, out if residual is None else residual, out if bias is None else bias, out if scale is None else scale,
+        out if partials is None else partials.data, out if health is None else health, epilogue.scale, form.gain,
+        form.offset, form.low, form.high,
+    )  # fmt: skip
+    return head, dict(zip(_STRIDES, (*strides, 0, 0, 0), strict=False)), {
         "BIAS": "none" if bias is None else "border" if bias.dim() == 3 else "plain", "SCALED": scale is not None,
         "RESIDUAL": residual is not None, "SPAN": 0 if partials is None else partials.span, "CLAMP": fmt is not None,
         "ROUND": not out.dtype.is_floating_point, "HEALTH": health is not None, "UNIT": unit,

@@ -25,33 +25,32 @@ _PLAIN, _NOTHING = Geometry(), Epilogue()
 
 def _check(x: Tensor, weight: Weight, out: Tensor, *, geometry: Geometry = _PLAIN, epilogue: Epilogue = _NOTHING,
            start: int = 0, first: int = 2, **_: Any) -> None:
-    pt, py, px = weight.phases
-    if x.dim() != 4 or not x.is_contiguous() or x.dtype not in (torch.float32, *_OPERANDS):
+    shape, filled, dtype, (pt, py, px) = x.shape, out.shape, x.dtype, weight.phases
+    if len(shape) != 4 or not x.is_contiguous() or (dtype not in _OPERANDS and dtype != torch.float32):
         raise ValueError(f"conv3d input must be a contiguous [slots, Hp, Wp, C] buffer, not {x.dtype} {list(x.shape)}")
-    if x.dtype != weight.data.dtype or x.shape[-1] != weight.channels or x.device != weight.data.device:
+    if dtype != weight.data.dtype or shape[3] != weight.channels or x.device != weight.data.device:
         raise ValueError(f"conv3d weight is {weight.data.dtype} for {weight.channels} channels, "
                          f"the buffer {x.dtype} with {x.shape[-1]}")
-    drop = int(weight.folded > 0 and first == 0)
-    if out.dim() != 4 or out.shape[3] != weight.out_channels or out.stride(3) != 1:
+    if len(filled) != 4 or filled[3] != weight.out_channels or out.stride(3) != 1:
         raise ValueError(f"conv3d output must be [D, H, W, {weight.out_channels}] with unit channel stride")
-    if (out.shape[0] + drop) % pt or out.shape[1] % py or out.shape[2] % px:
+    made = filled[0] + (weight.folded > 0 and first == 0)
+    if made % pt or filled[1] % py or filled[2] % px:
         raise ValueError(f"conv3d output {list(out.shape)} does not divide into phases {weight.phases}")
-    size = ((out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px)
-    reach = [(n - 1) * s + k for n, s, k in zip(size, geometry.stride, weight.kernel, strict=True)]
-    extra = (int(weight.shifted and py > 1), int(weight.shifted and px > 1))
-    rows, columns = x.shape[-3:-1]
+    (st, sy, sx), (kt, ky, kx), (top, left) = geometry.stride, weight.kernel, geometry.origin
+    slots = (made // pt - 1) * st + kt
+    rows = (filled[1] // py - 1) * sy + ky + top + (weight.shifted and py > 1)
+    columns = (filled[2] // px - 1) * sx + kx + left + (weight.shifted and px > 1)
     if weight.tiles and weight.phases != (1, 1, 1) and epilogue.groups:
         raise ValueError("conv3d in Winograd form makes no sums of outputs that lie between each other")
-    if weight.tiles and (geometry.stride != (1, 1, 1) or geometry.first_row % 2 or out.dtype != x.dtype
+    if weight.tiles and (geometry.stride != (1, 1, 1) or geometry.first_row % 2 or out.dtype != dtype
                          or epilogue.pixels or epilogue.scale != 1.0):  # fmt: skip
         raise ValueError(f"conv3d of tiles makes {x.dtype} with stride 1, from an even row on, not {out.dtype} "
                          f"({geometry})")
     if weight.tiles and out.data_ptr() == x.data_ptr() and not x.is_meta:
         raise ValueError("conv3d in Winograd form cannot overwrite its input")
-    if (reach[0] > x.shape[0] or not 0 <= start < x.shape[0] or reach[1] + geometry.origin[0] + extra[0] > rows
-            or reach[2] + geometry.origin[1] + extra[1] > columns):
+    if slots > shape[0] or not 0 <= start < shape[0] or rows > shape[1] or columns > shape[2]:
         raise ValueError(f"conv3d of {list(x.shape)} cannot fill {list(out.shape)} (start {start}, {geometry})")
-    if epilogue.residual is not None and (epilogue.residual.shape != out.shape or epilogue.residual.stride(3) != 1):
+    if epilogue.residual is not None and (epilogue.residual.shape != filled or epilogue.residual.stride(3) != 1):
         raise ValueError("conv3d residual must have the output's shape and unit channel stride")
     if epilogue.groups and weight.out_channels % epilogue.groups:
         raise ValueError(f"{weight.out_channels} channels do not divide into {epilogue.groups} groups")
@@ -86,7 +85,8 @@ def conv3d(here: Target, x: Tensor, weight: Weight, out: Tensor, *, geometry: Ge
     pt, py, px = weight.phases
     drop = int(weight.folded > 0 and first == 0)
     k, phases = weight.out_channels, pt * py * px
-    d, h, w = (out.shape[0] + drop) // pt, out.shape[1] // py, out.shape[2] // px
+    (slots, rows, columns, _), (frames, h, w, _) = x.shape, out.shape
+    d, h, w = (frames + drop) // pt, h // py, w // px
     frame_rows = geometry.frame_rows or h
     sums = _accumulation(x, epilogue, here)
     s = schedule or chosen(x.device, here.way, weight, sums["ACC"], (frame_rows, w), geometry, epilogue.groups)
@@ -100,7 +100,7 @@ def conv3d(here: Target, x: Tensor, weight: Weight, out: Tensor, *, geometry: Ge
         raise ValueError(f"conv3d cannot overwrite its input: {k} channels are more than one tile, or it has many taps")
     slices = _slices(s, weight, geometry, epilogue) if mma else s.slices
     linear = (mma or here.tma) and geometry.stride == (1, 1, 1)
-    pitch = x.shape[2] if linear else w
+    pitch = columns if linear else w
     # Without sums tiles need not align with bands, and one block for the plane wastes least.
     block = ROW_BLOCK if epilogue.groups else h
     full, rest = divmod(h, block)
@@ -109,7 +109,7 @@ def conv3d(here: Target, x: Tensor, weight: Weight, out: Tensor, *, geometry: Ge
     span = stat_span(k, epilogue.groups, min(s.columns // slices, s.tail or s.columns)) if epilogue.groups else 0
     partials = None
     if span:
-        shape = (out.shape[0], frame_tiles * py * px, k // span, 2)
+        shape = (frames, frame_tiles * py * px, k // span, 2)
         partials = Partials(torch.empty(shape, dtype=torch.float32, device=x.device), span)
     # Taps that share a run are one tap as wide as all of them.
     taps = 1 if weight.channels % s.depth else weight.kernel[2]
@@ -128,18 +128,18 @@ def conv3d(here: Target, x: Tensor, weight: Weight, out: Tensor, *, geometry: Ge
         form = sums | {"TMA": linear, "REST": s.rest, "num_stages": s.stages}
     if linear and not mma:
         # Rows of a run overlap; none reaches beyond the buffer's end.
-        rows = x.view(-1).as_strided((x.numel() // weight.channels - run // weight.channels + 1, run),
+        runs = x.view(-1).as_strided((x.numel() // weight.channels - run // weight.channels + 1, run),
                                      (weight.channels, 1))
         tiles = [(n, depth) for depth in (s.depth, s.rest) for n in (s.positions, s.columns, s.tail)]
-        for i, (t, tile) in enumerate(zip([rows, weight.data, weight.data] * 2, tiles, strict=True)):
+        for i, (t, tile) in enumerate(zip([runs, weight.data, weight.data] * 2, tiles, strict=True)):
             if all(tile):
                 operands[i] = Descriptor(t, tile)
-    fields, constants = finish(x, weight, out, epilogue, partials)
+    head, strides, constants = finish(x, weight, out, epilogue, partials)
     arguments = Arguments(
-        **fields, slots=x.shape[0], start=start, in_frame=x.shape[1] * x.shape[2], in_pitch=x.shape[2],
-        origin=geometry.origin[0] * x.shape[2] + geometry.origin[1], height=h, width=w, pitch=pitch, row_block=block,
+        *head, slots=slots, start=start, in_frame=rows * columns, in_pitch=columns,
+        origin=geometry.origin[0] * columns + geometry.origin[1], height=h, width=w, pitch=pitch, row_block=block,
         block_tiles=block_tiles, frame_tiles=frame_tiles, tiles=d * frame_tiles, first=first, drop=drop,
-        first_row=geometry.first_row, last_row=frame_rows - 1,
+        first_row=geometry.first_row, last_row=frame_rows - 1, **strides,
     )  # fmt: skip
     launcher(kernel, here)[(d * frame_tiles * -(-k // (s.columns + s.tail)) * phases,)](
         *operands, *arguments, C=weight.channels, RUN=run, K=k, KT=weight.kernel[0], KH=weight.kernel[1], KW=taps,
@@ -191,7 +191,7 @@ def _loop(s: Schedule, steps: int, dtype: torch.dtype, accumulate: str) -> dict[
     if accumulate == "f16" and dtype.itemsize == 1 and s.tail:
         stages = min(stages, 2 if s.tail > 32 else 3)
     most = max(_FP16_DEPTH // (s.depth * stages), 1) if accumulate == "f16" and dtype == torch.float16 else 1
-    turns = min(range(most, 0, -1), key=lambda n: -(-steps // (stages * n)) * n)
+    turns = 1 if most == 1 else min(range(most, 0, -1), key=lambda n: -(-steps // (stages * n)) * n)
     one_slice = s.depth * dtype.itemsize == 32 and s.warps == 4
     ahead = 2 if dtype.itemsize == 2 and not one_slice and (accumulate == "f32" or not s.tail) else 1
     return {"ACC": accumulate, "STAGES": stages, "TURNS": turns, "AHEAD": ahead}

@@ -282,9 +282,9 @@ def pick(target: Target, dtype: torch.dtype, channels: int, out_channels: int, f
     table, small = of_generation(SCHEDULES, target.sm), frame[0] * frame[1] < SMALL_PLANE
     what = dtype, channels, out_channels, small, phases, row, sums, share
     known = id(table), what
-    if known not in _picked:
-        _picked[known] = table, _pick(table, *what)
-    return _picked[known][1]
+    if (found := _picked.get(known)) is None:
+        found = _picked[known] = table, _pick(table, *what)
+    return found[1]
 
 
 #: Earlier results of `pick`, with their table: choosing again is a tenth of a launch's time on the host.

@@ -13,7 +13,7 @@ from ..cure import cure
 from ..launching import launcher, register
 from ..prebuilt.errors import PrebuiltError, WrittenError
 from ..prebuilt.library import SetError
-from ..targets import Target, on_device, switch_off, switch_winograd_off, target, using, ways
+from ..targets import Target, switch_off, switch_winograd_off, target, using, ways
 
 register(__name__, "doubling_kernel")
 _lock = threading.Lock()
@@ -78,7 +78,7 @@ def _place(device: torch.device) -> torch.device:
 def _run(device: torch.device, here: Target) -> None:
     x = torch.arange(128, dtype=torch.float32, device=device)
     out = torch.empty_like(x)
-    with on_device(x), using(here):
+    with torch.cuda.device_of(x), using(here):
         launcher("probe.doubling_kernel", here)[(1,)](x, out, N=128, num_warps=4)
     if not torch.equal(out, 2 * x):
         raise RuntimeError("a first kernel computed wrong numbers")

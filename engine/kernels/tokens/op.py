@@ -9,6 +9,7 @@ result [R, N / 2] is SiLU of the former (0 for -inf) times the latter.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -40,17 +41,8 @@ def _check(x: Tensor, out: Tensor, scales: Tensor | None = None, *, turn: int = 
         raise ValueError(f"{out.dtype} rows {'need' if scales is None else 'have no'} scales")
 
 
-def _check_normalised(
-    x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None = None, **more: Any
-) -> None:
-    _check(x, out, scales, **more)
-
-
-def _limit(out: Tensor) -> int:
-    return int(LIMITS.get(out.dtype, 0))
-
-
-@operator("normalised_kernel", reference=reference.normalised, check=_check_normalised)
+@operator("normalised_kernel", reference=reference.normalised,
+          check=lambda x, weight, eps, out, scales=None, **more: _check(x, out, scales, **more))  # fmt: skip
 def normalised(
     here: Target, x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None = None, *,
     y: Tensor | None = None, scale: Tensor | None = None, turn: int = 0,
@@ -59,7 +51,8 @@ def normalised(
     scale: first add y * scale [D] to x in place."""
     launcher("tokens.normalised_kernel", here)[(x.shape[0],)](
         x, x if y is None else y, weight if scale is None else scale, weight, out, x if scales is None else scales,
-        eps, D=x.shape[1], ADDS=y is not None, LIMIT=_limit(out), TURN=turn, **_block(x.shape[1], turn),
+        eps, D=x.shape[1], ADDS=y is not None, LIMIT=0 if scales is None else int(LIMITS[out.dtype]), TURN=turn,
+        **_block(x.shape[1], turn),
     )  # fmt: skip
 
 
@@ -85,8 +78,9 @@ def gated(here: Target, x: Tensor, out: Tensor, scales: Tensor | None = None, *,
     d = out.shape[1]
     block = {"BLOCK": COLUMNS, "num_warps": 4} if scales is None else _block(d, turn)
     launcher("tokens.gated_kernel", here)[(x.shape[0], -(-d // block["BLOCK"]))](
-        x, out, x if scales is None else scales, D=d, LIMIT=_limit(out), TURN=turn, **block
-    )
+        x, out, x if scales is None else scales, D=d, LIMIT=0 if scales is None else int(LIMITS[out.dtype]),
+        TURN=turn, **block,
+    )  # fmt: skip
 
 
 @operator("rounded_kernel", reference=reference.rounded, check=_check)
@@ -95,8 +89,8 @@ def rounded(
 ) -> None:
     """Write x into out, if `zeroed` with 0 for NaN."""
     launcher("tokens.rounded_kernel", here)[(x.shape[0],)](
-        x, out, x if scales is None else scales, D=x.shape[1], LIMIT=_limit(out), TURN=turn, ZEROED=zeroed,
-        **_block(x.shape[1], turn),
+        x, out, x if scales is None else scales, D=x.shape[1], LIMIT=0 if scales is None else int(LIMITS[out.dtype]),
+        TURN=turn, ZEROED=zeroed, **_block(x.shape[1], turn),
     )  # fmt: skip
 
 
@@ -181,6 +175,7 @@ def sum_rows(rows: int) -> int:
     return -(-rows // parts // STEP) * STEP
 
 
+@functools.cache
 def _block(columns: int, turn: int) -> dict[str, int]:
     """Return the block of a program that has a whole row."""
     block = _power(columns)
