@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+from contextlib import nullcontext
 from functools import cache
 from importlib import util
 
@@ -121,6 +122,30 @@ def test_a_call_finds_its_way(twice):
         twice(x, counts=2, backend="reference")
     assert twice.runs(x.device, HALF, size=4) and not twice.runs(x.device, HALF, size=8)
     assert list(launching.SOURCES) == [f"{__name__.rpartition('.')[0].rpartition('.')[2]}.twice_kernel"]
+
+
+class OnSecond:
+    """Stands for four numbers on the second GPU."""
+
+    is_cuda, dtype, device, data = True, HALF, "cuda:1", property(lambda self: self)
+
+    def __len__(self):
+        return 4
+
+    def dim(self):
+        return 1
+
+    def get_device(self):
+        return 1
+
+
+@pytest.mark.parametrize(("current", "entered"), [(0, [1]), (1, [])])
+def test_kernels_run_on_the_device_of_their_tensors(twice, monkeypatch, current, entered):
+    """It is made the current one where it is not: Triton launches on that."""
+    seen = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: seen.append(x.get_device()) or nullcontext())
+    assert twice(OnSecond(), count=3) == (HERE, 3) and seen == entered
 
 
 def test_a_profiler_sees_calls_by_name(twice):
