@@ -25,9 +25,11 @@ def observed(function: F) -> F:
 
 
 def watched(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the result of a call that the listener makes."""
+    """Return the result of a call that the listener makes, if it is not busy with one of another thread."""
     global _watch
     watch, _watch = _watch, None
+    if watch is None:
+        return function(*args, **kwargs)
     try:
         return watch(function.__name__, args, kwargs, functools.partial(function, *args, **kwargs))
     finally:

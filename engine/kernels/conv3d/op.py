@@ -82,10 +82,9 @@ def conv3d(here: Target, x: Tensor, weight: Weight, out: Tensor, *, geometry: Ge
     """
     if weight.tiles:
         return winograd.launch(x, weight, out, geometry, epilogue, start)
-    pt, py, px = weight.phases
+    (slots, rows, columns, _), (frames, h, w, _), (pt, py, px) = x.shape, out.shape, weight.phases
     drop = int(weight.folded > 0 and first == 0)
     k, phases = weight.out_channels, pt * py * px
-    (slots, rows, columns, _), (frames, h, w, _) = x.shape, out.shape
     d, h, w = (frames + drop) // pt, h // py, w // px
     frame_rows = geometry.frame_rows or h
     sums = _accumulation(x, epilogue, here)

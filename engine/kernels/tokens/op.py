@@ -51,8 +51,7 @@ def normalised(
     scale: first add y * scale [D] to x in place."""
     launcher("tokens.normalised_kernel", here)[(x.shape[0],)](
         x, x if y is None else y, weight if scale is None else scale, weight, out, x if scales is None else scales,
-        eps, D=x.shape[1], ADDS=y is not None, LIMIT=0 if scales is None else int(LIMITS[out.dtype]), TURN=turn,
-        **_block(x.shape[1], turn),
+        eps, D=x.shape[1], ADDS=y is not None, **_form(x.shape[1], turn, out.dtype),
     )  # fmt: skip
 
 
@@ -76,11 +75,10 @@ def rotated(here: Target, qkv: Tensor, turns: Tensor, head: int, eps: float) -> 
 def gated(here: Target, x: Tensor, out: Tensor, scales: Tensor | None = None, *, turn: int = 0) -> None:
     """Write SiLU of x's first half (0 for -inf) times its second half: x [R, 2 D] -> out [R, D]."""
     d = out.shape[1]
-    block = {"BLOCK": COLUMNS, "num_warps": 4} if scales is None else _block(d, turn)
-    launcher("tokens.gated_kernel", here)[(x.shape[0], -(-d // block["BLOCK"]))](
-        x, out, x if scales is None else scales, D=d, LIMIT=0 if scales is None else int(LIMITS[out.dtype]),
-        TURN=turn, **block,
-    )  # fmt: skip
+    form = {"LIMIT": 0, "TURN": 0, "BLOCK": COLUMNS, "num_warps": 4} if scales is None else _form(d, turn, out.dtype)
+    launcher("tokens.gated_kernel", here)[(x.shape[0], -(-d // form["BLOCK"]))](
+        x, out, x if scales is None else scales, D=d, **form
+    )
 
 
 @operator("rounded_kernel", reference=reference.rounded, check=_check)
@@ -89,8 +87,8 @@ def rounded(
 ) -> None:
     """Write x into out, if `zeroed` with 0 for NaN."""
     launcher("tokens.rounded_kernel", here)[(x.shape[0],)](
-        x, out, x if scales is None else scales, D=x.shape[1], LIMIT=0 if scales is None else int(LIMITS[out.dtype]),
-        TURN=turn, ZEROED=zeroed, **_block(x.shape[1], turn),
+        x, out, x if scales is None else scales, D=x.shape[1], ZEROED=zeroed,
+        **_form(x.shape[1], turn, out.dtype),
     )  # fmt: skip
 
 
@@ -176,10 +174,11 @@ def sum_rows(rows: int) -> int:
 
 
 @functools.cache
-def _block(columns: int, turn: int) -> dict[str, int]:
-    """Return the block of a program that has a whole row."""
+def _form(columns: int, turn: int, dtype: torch.dtype) -> dict[str, int]:
+    """Return as constants how rows are stored in a type, and the block of a program that has a whole row."""
     block = _power(columns)
-    return {"BLOCK": block, "num_warps": min(max(block // (2048 if turn == 256 else 512), 1), 16)}
+    return {"LIMIT": int(LIMITS.get(dtype, 0)), "TURN": turn, "BLOCK": block,
+            "num_warps": min(max(block // (2048 if turn == 256 else 512), 1), 16)}  # fmt: skip
 
 
 def _power(count: int) -> int:
