@@ -80,10 +80,10 @@ def norms() -> None:
             norm_act(x, norm, b, store=Store(kind != "none"), backend=backend)
         report(f"norm_act {kind}, channels first", error(buffers[1], buffers[0]), 5e-4)
     x = torch.randn(2, 150, 131, 128, device=DEVICE).half()
-    whole = statistics(x, 32, "triton")
-    joined = Partials.concat([statistics(x[:, t : t + 64], 32, "triton") for t in range(0, 150, 64)])
+    whole = statistics(x, 32, backend="triton")
+    joined = Partials.concat([statistics(x[:, t : t + 64], 32, backend="triton") for t in range(0, 150, 64)])
     norm = Norm(weight=torch.randn(128, device=DEVICE), bias=torch.randn(128, device=DEVICE))
-    a, b = (coefficients(whole, norm, 150 * 131, backend) for backend in ("triton", "reference"))
+    a, b = (coefficients(whole, norm, 150 * 131, backend=backend) for backend in ("triton", "reference"))
     report("coefficients", error(a, b), 1e-6, torch.equal(whole.data, joined.data))
 
 

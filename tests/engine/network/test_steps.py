@@ -9,7 +9,7 @@ from zerowaste_vae.engine.families import cosmos, seedvr2, wan
 from zerowaste_vae.engine.network.program import Program
 from zerowaste_vae.engine.network.state import Place, State
 from zerowaste_vae.engine.network.steps import Steps, chunk_end, frames_of, with_chunks
-from zerowaste_vae.engine.planning.planner import Planner
+from zerowaste_vae.engine.planning.fused_plans import FusedPlans
 from zerowaste_vae.engine.runtime.context import ExecutionContext
 from zerowaste_vae.engine.runtime.parking import Parking
 from zerowaste_vae.engine.vae import VideoVAE
@@ -73,8 +73,8 @@ def test_a_smaller_lead_gives_other_bits(parts, monkeypatch):
 @pytest.mark.parametrize("parking", [Parking(None, 0), Parking(None, 0, buffers=3, prefetch=False)])
 def test_histories_may_be_parked(parts, parking, monkeypatch):
     vae, z, whole = parts
-    plan = Planner._fused_plan
-    monkeypatch.setattr(Planner, "_fused_plan", lambda self, *ask: plan(self, *ask[:3], parking))
+    plan = FusedPlans._plan
+    monkeypatch.setattr(FusedPlans, "_plan", lambda self, *ask: plan(self, *ask[:3], parking))
     assert torch.equal(vae.decode(z, chunk=1, start=4 * T - 8, frames=3), whole[:, 4 * T - 8 : 4 * T - 5])
     assert vae.last_report.parked_gb > 0
 

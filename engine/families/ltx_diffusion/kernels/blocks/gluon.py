@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201, ANN202
-"""Products of `triton.py` and `narrow.py` for cards with wgmma, in Triton's lower-level language (Gluon).
+"""Products of `kernels.py` for cards with wgmma, in Triton's lower-level language (Gluon).
 
 What follows a product, SiLU or the norm and rotation of a head, takes as long as the product itself. Here a program's
 rows are in registers and one bulk copy brings a step's weights, so three programs share a processor: one multiplies
@@ -140,7 +140,7 @@ def _ring(TYPE: gl.constexpr, BN: gl.constexpr, C: gl.constexpr, STAGES: gl.cons
 
 @gluon.jit
 def _coded(values, TYPE: gl.constexpr, LIMIT: gl.constexpr):
-    """Return rows of fp32 values as codes, and the rows' scales, as `_coded` of narrow.py does."""
+    """Return rows of fp32 values as codes, and the rows' scales, as `_coded` of kernels.py does."""
     largest = gl.max(gl.where(values == values, gl.abs(values), float("inf")), 1)
     scale = gl.where(largest < float("inf"), gl.maximum(largest / LIMIT, 1e-12), float("nan"))
     values = gl.minimum(gl.maximum(values * (1.0 / scale)[:, None], -LIMIT), LIMIT)

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201, ANN202
-"""The kernel of `triton.py` with bounded logits for cards with wgmma, in Triton's lower-level language (Gluon).
+"""The kernel of `kernels.py` with bounded logits for cards with wgmma, in Triton's lower-level language (Gluon).
 
 Triton makes a step's logits, then their softmax, then the products with values. Here the next step's logits are made
 while these go through the softmax, so that the matrix units do not wait for it.
