@@ -274,7 +274,7 @@ class EngineVAE(comfy.sd.VAE):
                 raise
             finally:
                 # Packed weights stay while the host keeps the VAE loaded. Memory for parking, up to tens of GB, does
-                # not, nor a run's memory with its graphs, up to 1 GB: the host does not know of it.
+                # not, nor a run's memory with its graphs, 1 GB and more: the host does not know of it.
                 POOL.release()
                 KEPT.release()
 

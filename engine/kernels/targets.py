@@ -346,13 +346,12 @@ def on_device(x: torch.Tensor) -> AbstractContextManager[object]:
 _HERE = nullcontext()
 
 
-def kernels_for(device: torch.device, backend: str, dtype: torch.dtype | None = None) -> Target | None:
+def kernels_for(device: torch.device, backend: str) -> Target | None:
     """Resolve an operator's `backend`.
 
     Args:
         device: of its tensors. Meta tensors have the kernels of `using`, for recording.
         backend: "auto" (kernels where there are some), "triton" (kernels, or an error) or "reference".
-        dtype: of the multiplied operands, where not every type has a kernel.
 
     Returns:
         The target whose kernels run, or None for the reference. In Triton's interpreter, which stands in for the newest
@@ -369,9 +368,9 @@ def kernels_for(device: torch.device, backend: str, dtype: torch.dtype | None = 
     if device.type == "cpu" and backend == "triton" and interpreted() and triton_version() is not None:
         return capabilities("interpreter", 90, triton_version())
     here = _chosen.get() if device.type == "meta" else target(device)
-    if here is not None and (here.kernels if dtype is None else here.supports(dtype)):
+    if here is not None and here.kernels:
         return here
     if backend == "triton":
         notes = "; ".join(here.notes) if here else "nothing says which GPU's"
-        raise RuntimeError(f"no kernel for {dtype or 'this operator'} on {device}: {notes}")
+        raise RuntimeError(f"no kernel for this operator on {device}: {notes}")
     return None
