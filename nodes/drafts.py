@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -133,15 +133,29 @@ def _small(vae: EngineVAE, latent: Tensor, wishes: Settings, notes: list[str]) -
     started, decoder = time.perf_counter(), _loaded(found, vae.device)
     longer = max(latent.shape[3:]) * vae.engine.spatial / PREVIEW_SIZE
     less = latent if longer <= 1 else _thinned(latent.float(), max(2, round(longer)))
-    settings = Settings(vram_gb=wishes.vram_gb, ram_gb=wishes.ram_gb, output="uint8", keep_models="always")
+    settings = Settings(vram_gb=wishes.vram_gb, ram_gb=wishes.ram_gb, keep_models="always")
     try:
-        frames, outcome = decoder.run_decode(less, settings, told=False)
+        frames, size = _every(decoder, less, settings, -(-decoder.engine.frames(less.shape[2]) // MOST))
     finally:
         if decoder.device.type != "cpu":
             unload(decoder.patcher)
-    took, size = time.perf_counter() - started, outcome.plan["predicted_gb"]
+    took = time.perf_counter() - started
     notes.append(f"preview of all frames by {found.name}: {took:.2f} s and {size:.2f} GB before the decode")
-    return frames[0, :: -(-frames.shape[1] // MOST)]
+    return frames
+
+
+def _every(vae: EngineVAE, latent: Tensor, settings: Settings, step: int) -> tuple[Tensor, float]:
+    """Return every `step`-th frame of a latent [1, C, T, h, w], uint8 [F, H, W, 3], and the GB that the run was planned
+    with. The others are dropped as they come: a clip of any length takes the same host memory."""
+    size, kept, done = vae.layout.latent_size(latent.shape), list[Tensor](), 0
+    with (
+        vae.running("decode", size, settings, {"output": "uint8"}, told=False) as run,
+        closing(vae.engine.stream(latent, any_vae=True, **run.options)) as pieces,
+    ):
+        for piece in pieces:
+            kept.append(piece[0, -done % step :: step].clone())
+            done += piece.shape[1]
+    return torch.cat(kept), vae.outcome(run, size, settings).plan["predicted_gb"]
 
 
 def _thinned(latent: Tensor, part: int) -> Tensor:

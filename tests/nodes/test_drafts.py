@@ -184,6 +184,18 @@ def test_all_frames_are_played_while_the_decode_runs(folders, vae, screen, monke
     assert [t.name for t in threading.enumerate() if t.name == "zerowaste-film"] == []
 
 
+def test_a_film_of_a_long_clip_keeps_as_many_pictures_as_it_shows(folders, vae, screen, monkeypatch):
+    """9 frames of 4 at most: every third."""
+    path, drafts = folders.write("taew2_1.safetensors", "video"), folders.pack.drafts
+    monkeypatch.setattr(drafts, "MOST", 4)
+    decoder, latent = drafts._loaded(folders.pack.tiny.find("wan2.1", ""), vae.device), LATENT
+    frames, _ = drafts._every(decoder, latent, folders.pack.settings.Settings(chunk=1), 3)
+    assert torch.equal(frames, load(path, device="cpu").decode(latent, output="uint8")[0, ::3])
+    assert frames.untyped_storage().nbytes() == frames.nbytes
+    decoded(folders.pack, vae)
+    assert len({picture.tobytes() for picture in screen.pictures}) == 3
+
+
 def full(*_: object) -> None:
     raise torch.OutOfMemoryError("out of memory")
 
