@@ -22,7 +22,7 @@ from ..engine.families import TINY
 from . import files, tiny
 from .conversion import from_file
 from .host import EngineVAE
-from .panel import Question, answer, network_of
+from .panel import KNOWN, Question, answer, network_of
 from .reports import Outcome
 from .runs import PREVIEW_SIZE
 from .services import interrupted, pictures_here, say_here, shows_previews, unload
@@ -67,7 +67,8 @@ def planned(question: Question, *here: object) -> dict[str, object]:
         if plan.get("host"):
             check(HOST)
         return plan
-    found = check(tiny.find(network[0].name, question.model))
+    file = "" if question.draft > 1 and KNOWN.forgetful else question.model  # as its run will know it
+    found = check(tiny.find(network[0].name, file))
     plain = Question()  # the tiny decoder is loaded without the wishes of the VAE's own nodes
     plan = answer(replace(asked, model=found.name, precision=plain.precision, options=plain.options), *here)
     return plan | {"model": question.model, "draft": found.title}

@@ -133,6 +133,23 @@ def test_the_plan_of_a_draft(folders, vae):
     assert planned(draft="1")["unknown"]
 
 
+def test_a_plan_knows_no_more_of_a_file_than_the_run(folders, monkeypatch):
+    """Older hosts' loaders do not say which file a VAE is from, and two kinds of latents have Flux's layout."""
+    pack, here = folders.pack, Machine(torch.device("cpu"), None, 4 << 30)
+    loaded(folders, "flux", "ae.safetensors")
+    folders.write("taef1_decoder.safetensors", "pictures16")
+
+    def planned(draft: str) -> dict:
+        wish = {"model": "ae.safetensors", "width": "48", "height": "32", "frames": "1", "draft": draft}
+        return pack.drafts.planned(pack.panel.Question.parse(wish), here)
+
+    assert planned("1")["draft"] == planned("2")["draft"] == "TAESD"
+    monkeypatch.setattr(pack.panel.KNOWN, "forgetful", True)
+    assert planned("1")["draft"] == "TAESD"
+    with pytest.raises(InputError, match=r"No draft: its file is not known, .* Flux\.1 or SD3; switch Draft off"):
+        planned("2")
+
+
 @pytest.fixture
 def screen(folders, monkeypatch):
     """Pictures that the host is given, in arrays, with previews on; `shown.goes_on` is what it answers."""
