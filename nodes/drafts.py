@@ -51,9 +51,12 @@ def draft(vae: EngineVAE, samples: Tensor, wishes: Settings) -> tuple[Tensor, Ou
     if vae.engine.arch in TINY:
         return vae.run_decode(samples, wishes)
     found = check(tiny.find(vae.engine.arch, vae.file))
-    frames, outcome = _loaded(found, vae.device).run_decode(samples, wishes)
+    decoder = _loaded(found, vae.device)
+    frames, outcome = decoder.run_decode(samples, wishes)
     outcome.plan |= {"draft": found.title, "model": vae.name, "compare_off": NOT_COMPARED}
     outcome.notes.append(f"draft by {found.name} ({found.title}): the VAE itself did not run")
+    if decoder.engine.colours[1] < vae.engine.colours[1]:
+        outcome.notes.append("a draft has no transparency, which the VAE's own frames have")
     return frames, outcome
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -75,6 +76,15 @@ def test_drafts_have_the_shape_of_the_vaes_own_decode(folders, family, name, kin
     draft, report = decoded(folders.pack, own, latent, draft=True)
     assert draft.shape == full.shape and draft.std() > 0.01
     assert f"draft by {tiny}.safetensors" in report["text"]
+
+
+def test_a_draft_of_pictures_with_alpha_says_that_it_has_none(folders, monkeypatch):
+    folders.write("taew2_1.safetensors", "video")
+    monkeypatch.setitem(SMALL, "wan2.1", replace(SMALL["wan2.1"], encoder_colours=4, decoder_colours=4))
+    own, picture = loaded(folders, "wan2.1", "qwen_image_layered_vae.safetensors"), LATENT[:, :, :1]
+    (full, usual), (draft, report) = (decoded(folders.pack, own, picture, draft=on) for on in (False, True))
+    assert full.shape[-1] == 4 and draft.shape == (*full.shape[:-1], 3)
+    assert ["no transparency" in one["text"] for one in (usual, report)] == [False, True]
 
 
 def test_without_a_file_no_other_vae_decodes(folders, vae, monkeypatch):
