@@ -53,6 +53,8 @@ def draft(vae: EngineVAE, samples: Tensor, wishes: Settings) -> tuple[Tensor, Ou
     found = check(tiny.find(vae.engine.arch, vae.file))
     decoder = _loaded(found, vae.device)
     frames, outcome = decoder.run_decode(samples, wishes)
+    if vae.layout.joined and decoder.layout.still:
+        frames = frames.transpose(0, 1)  # one clip, as the VAE's own
     outcome.plan |= {"draft": found.title, "model": vae.name, "compare_off": NOT_COMPARED}
     outcome.notes.append(f"draft by {found.name} ({found.title}): the VAE itself did not run")
     if decoder.engine.colours[1] < vae.engine.colours[1]:

@@ -78,6 +78,15 @@ def test_drafts_have_the_shape_of_the_vaes_own_decode(folders, family, name, kin
     assert f"draft by {tiny}.safetensors" in report["text"]
 
 
+def test_padding_of_a_clip_that_is_a_batch_is_cropped_off(folders):
+    folders.write("taesd_decoder.safetensors", "pictures")
+    own, z = loaded(folders, "svd", "svd.safetensors"), torch.randn(3, 4, 4, 6)
+    samples = {"samples": z, folders.pack.frames.CLIP_SIZE: (3, 28, 44)}
+    for draft in (False, True):
+        out = folders.pack.decode.Decode.execute(samples, own, draft=draft)
+        assert out.args[0].shape == (3, 28, 44, 3) and "cropped to 3 frames of 44x28" in out.args[1]
+
+
 def test_a_draft_of_pictures_with_alpha_says_that_it_has_none(folders, monkeypatch):
     folders.write("taew2_1.safetensors", "video")
     monkeypatch.setitem(SMALL, "wan2.1", replace(SMALL["wan2.1"], encoder_colours=4, decoder_colours=4))
