@@ -186,12 +186,11 @@ def screen(folders, monkeypatch):
     monkeypatch.setattr(drafts, "RATE", 1e6)
     run = type(vae_of(folders)).run_decode
 
-    def patient(self, *given, told=True, **rest):
+    def patient(self, *given, **rest):
         """A decode that ends after the film has gone round once."""
-        if told:
-            shown.rest = rest
-            shown.enough.wait(20)
-        return run(self, *given, told=told, **rest)
+        shown.rest = rest
+        shown.enough.wait(20)
+        return run(self, *given, **rest)
 
     monkeypatch.setattr(folders.pack.host.EngineVAE, "run_decode", patient)
     return shown
