@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from ..engine.families import TINY
 from . import files, tiny
 from .conversion import from_file
 from .host import EngineVAE
-from .panel import Question, answer, network_of
+from .panel import KNOWN, Question, answer, network_of
 from .reports import Outcome
 from .runs import PREVIEW_SIZE
 from .services import interrupted, pictures_here, say_here, shows_previews, unload
@@ -51,9 +51,14 @@ def draft(vae: EngineVAE, samples: Tensor, wishes: Settings) -> tuple[Tensor, Ou
     if vae.engine.arch in TINY:
         return vae.run_decode(samples, wishes)
     found = check(tiny.find(vae.engine.arch, vae.file))
-    frames, outcome = _loaded(found, vae.device).run_decode(samples, wishes)
+    decoder = _loaded(found, vae.device)
+    frames, outcome = decoder.run_decode(samples, wishes)
+    if vae.layout.joined and decoder.layout.still:
+        frames = frames.transpose(0, 1)  # one clip, as the VAE's own
     outcome.plan |= {"draft": found.title, "model": vae.name, "compare_off": NOT_COMPARED}
     outcome.notes.append(f"draft by {found.name} ({found.title}): the VAE itself did not run")
+    if decoder.engine.colours[1] < vae.engine.colours[1]:
+        outcome.notes.append("a draft has no transparency, which the VAE's own frames have")
     return frames, outcome
 
 
@@ -67,7 +72,8 @@ def planned(question: Question, *here: object) -> dict[str, object]:
         if plan.get("host"):
             check(HOST)
         return plan
-    found = check(tiny.find(network[0].name, question.model))
+    file = "" if question.draft > 1 and KNOWN.forgetful else question.model  # as its run will know it
+    found = check(tiny.find(network[0].name, file))
     plain = Question()  # the tiny decoder is loaded without the wishes of the VAE's own nodes
     plan = answer(replace(asked, model=found.name, precision=plain.precision, options=plain.options), *here)
     return plan | {"model": question.model, "draft": found.title}
@@ -133,15 +139,29 @@ def _small(vae: EngineVAE, latent: Tensor, wishes: Settings, notes: list[str]) -
     started, decoder = time.perf_counter(), _loaded(found, vae.device)
     longer = max(latent.shape[3:]) * vae.engine.spatial / PREVIEW_SIZE
     less = latent if longer <= 1 else _thinned(latent.float(), max(2, round(longer)))
-    settings = Settings(vram_gb=wishes.vram_gb, ram_gb=wishes.ram_gb, output="uint8", keep_models="always")
+    settings = Settings(vram_gb=wishes.vram_gb, ram_gb=wishes.ram_gb, keep_models="always")
     try:
-        frames, outcome = decoder.run_decode(less, settings, told=False)
+        frames, size = _every(decoder, less, settings, -(-decoder.engine.frames(less.shape[2]) // MOST))
     finally:
         if decoder.device.type != "cpu":
             unload(decoder.patcher)
-    took, size = time.perf_counter() - started, outcome.plan["predicted_gb"]
+    took = time.perf_counter() - started
     notes.append(f"preview of all frames by {found.name}: {took:.2f} s and {size:.2f} GB before the decode")
-    return frames[0, :: -(-frames.shape[1] // MOST)]
+    return frames
+
+
+def _every(vae: EngineVAE, latent: Tensor, settings: Settings, step: int) -> tuple[Tensor, float]:
+    """Return every `step`-th frame of a latent [1, C, T, h, w], uint8 [F, H, W, 3], and the GB that the run was planned
+    with. The others are dropped as they come: a clip of any length takes the same host memory."""
+    size, kept, done = vae.layout.latent_size(latent.shape), list[Tensor](), 0
+    with (
+        vae.running("decode", size, settings, {"output": "uint8"}, told=False) as run,
+        closing(vae.engine.stream(latent, any_vae=True, **run.options)) as pieces,
+    ):
+        for piece in pieces:
+            kept.append(piece[0, -done % step :: step].clone())
+            done += piece.shape[1]
+    return torch.cat(kept), vae.outcome(run, size, settings).plan["predicted_gb"]
 
 
 def _thinned(latent: Tensor, part: int) -> Tensor:

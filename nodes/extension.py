@@ -18,7 +18,7 @@ from ..engine import InputError, errors, log
 from . import files
 from .compare import Compare
 from .decode import Decode, DecodeToVideo
-from .drafts import planned
+from .drafts import HOST, check, planned
 from .encode import Encode, EncodeFromVideo
 from .fit import unfit
 from .foreign import ForSeedVR2, ForWanVideo
@@ -100,6 +100,8 @@ async def plan(request: web.Request) -> web.Response:
 @torch.inference_mode()
 def _answer(question: Question) -> dict[str, object]:
     if unfit():
+        if question.draft:
+            check(HOST)
         return {"unknown": True, "host": True, "model": question.model}
     with log.silent():
         files.learn_checkpoint(question.model)

@@ -180,11 +180,9 @@ class EngineVAE(comfy.sd.VAE):
         tiles = Settings("exact", tile_x or 0).over(self.settings)
         return self.run_encode(self._clip(pixel_samples, not_video), tiles)[0]
 
-    def run_decode(
-        self, samples: Tensor, settings: Settings, pictures: bool = True, told: bool = True
-    ) -> tuple[Tensor, Outcome]:
+    def run_decode(self, samples: Tensor, settings: Settings, pictures: bool = True) -> tuple[Tensor, Outcome]:
         """Decode under `settings`; return the frames and the outcome of the run. pictures: show finished frames where
-        the user wants previews; told: as for `running`."""
+        the user wants previews."""
         latent = self.layout.latent(samples)
         size, output = self.layout.latent_size(latent.shape), settings.output
         if output == "auto":
@@ -199,7 +197,7 @@ class EngineVAE(comfy.sd.VAE):
             shown = pictures and shows_previews()
             return Preview(clips, plan, size[1], self.engine.frames, self._on_gpu) if shown else None
 
-        with self.running("decode", size, settings, {"output": output}, preview=preview, told=told) as run:
+        with self.running("decode", size, settings, {"output": output}, preview=preview) as run:
             images.append(held(*kept))
             self.engine.decode(latent, out=images[0], any_vae=True, **run.options)
         outcome = self.outcome(run, size, settings)
@@ -274,7 +272,7 @@ class EngineVAE(comfy.sd.VAE):
                 raise
             finally:
                 # Packed weights stay while the host keeps the VAE loaded. Memory for parking, up to tens of GB, does
-                # not, nor a run's memory with its graphs, up to 1 GB: the host does not know of it.
+                # not, nor a run's memory with its graphs, 1 GB and more: the host does not know of it.
                 POOL.release()
                 KEPT.release()
 

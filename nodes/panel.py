@@ -37,7 +37,7 @@ from .settings import DIRECT
 
 #: Largest values a question may hold; sizes in pixels, memory in GB.
 LIMITS = {"width": 16384, "height": 16384, "frames": 100_000, "batch": 4096, "tile": 16384, "overlap": 16384,
-          "chunk": 4096, "channels": 4096, "draft": 1, "vram_gb": 1024.0, "ram_gb": 65536.0}  # fmt: skip
+          "chunk": 4096, "channels": 4096, "draft": 2, "vram_gb": 1024.0, "ram_gb": 65536.0}  # fmt: skip
 _CHOICES = {"tiling": TILINGS, "precision": NAMES, "output": ("auto", *OUTPUTS), "kernels": CHOICES}
 #: Characters of texts, and of a list of optimisations.
 _TEXTS, _NAMES = {"model": 512, "encoded_by": 512, "gpus": 200}, 200
@@ -48,7 +48,8 @@ class Question:
     """A decode that may be run. Pixels, frames, latents per chunk, GB; 0 and "auto" are left to the planner.
 
     model: the name its file is listed under. channels: of the latent, or encoded_by: the name of the VAE that made it,
-    where either is known. gpus: in the form of the widget. draft: 1 for one by the tiny decoder of its latents.
+    where either is known. gpus: in the form of the widget. draft: 1 for one by the tiny decoder of its latents, 2 where
+    another loader than this pack's reads the file.
     """
 
     model: str = ""

@@ -131,9 +131,15 @@ def every_cell(
             raise SystemExit(f"{name}: {done.stdout[-1000:]}{done.stderr[-3000:]}")
         return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
+    failed = []
     with ThreadPoolExecutor(jobs) as pool:
         for ended in as_completed([pool.submit(run, which) for which in cells]):
-            found = write(output, {**found, **ended.result()})
+            if error := ended.exception():
+                failed.append(str(error))
+            else:
+                found = write(output, {**found, **ended.result()})
+    if failed:  # the others are in the record
+        raise SystemExit("\n".join(failed))
     return found
 
 

@@ -30,7 +30,7 @@ class Latents:
     def read_by(self, architecture: Architecture, config: Any, name: str) -> bool:
         """Return whether the VAE of a file of this name takes these latents."""
         same = (architecture.name, config.latent_channels) == (self.tiny, self.channels)
-        return same and _named(self.files, name)
+        return same and config.decoder_widths is not None and _named(self.files, name)
 
     def looks_like(self, name: str) -> bool:
         """Return whether a file that nobody reads has the name of such a decoder."""
@@ -40,7 +40,8 @@ class Latents:
 KINDS = (
     Latents("Wan 2.1", ("wan2.1",), "taehv", 16, "taew2_1.safetensors", r"tae[ _.-]*w"),
     Latents("Wan 2.2", ("wan2.2",), "taehv", 48, "taew2_2.safetensors"),
-    Latents("HunyuanVideo", ("hunyuanvideo",), "taehv", 16, "taehv.safetensors", r"tae[ _.-]*hv"),
+    # A name with both, as of a folder TAEHV that was flattened, is Wan's: its file is loaded as that.
+    Latents("HunyuanVideo", ("hunyuanvideo",), "taehv", 16, "taehv.safetensors", r"^(?!.*tae[ _.-]*w).*tae[ _.-]*hv"),
     Latents("HunyuanVideo 1.5", ("hunyuanvideo1.5",), "taehv", 32, "taehv1_5.safetensors"),
     Latents("MiniMax H3", ("minimaxh3",), "taehv", 24, "taeh3.safetensors"),
     # Before LTX-2 latents were others, of which no tiny decoder is known here.
@@ -64,9 +65,8 @@ TINY = {kind.tiny for kind in KINDS} | {"taesana"}
 def latents_of(family: str, vae: str) -> Latents | str:
     """Return the kind of latents of a family's VAE, or in words why no tiny decoder is known to take them.
 
-    vae: the name of its file, "" where that is not known; folders before it do not count.
+    vae: the name of its file, "" where that is not known.
     """
-    vae = re.split(r"[/\\]", vae)[-1]
     kinds = [kind for kind in KINDS if family in kind.families]
     if not kinds:
         known = by_name(family)
@@ -77,8 +77,11 @@ def latents_of(family: str, vae: str) -> Latents | str:
     if len(named) == 1:
         return named[0]
     titles = " or ".join(kind.title for kind in kinds)
-    return f"the name {vae or 'of its file'} does not tell whose latents this VAE decodes, {titles}"
+    if not vae:
+        return f"its file is not known, whose name would tell whose latents this VAE decodes, {titles}"
+    return f"the name {vae} does not tell whose latents this VAE decodes, {titles}"
 
 
 def _named(pattern: str, name: str) -> bool:
-    return re.search(pattern, name, re.IGNORECASE) is not None
+    """Return whether a file's name fits. Its folders do not count: people call them after one of the files in them."""
+    return re.search(pattern, re.split(r"[/\\]", name)[-1], re.IGNORECASE) is not None

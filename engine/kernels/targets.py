@@ -336,13 +336,12 @@ def widened(x: torch.Tensor) -> bool:
     return x.is_cpu and interpreted() and x.dtype in (torch.bfloat16, FP8)
 
 
-def kernels_for(device: torch.device, backend: str, dtype: torch.dtype | None = None) -> Target | None:
+def kernels_for(device: torch.device, backend: str) -> Target | None:
     """Resolve an operator's `backend`.
 
     Args:
         device: of its tensors. Meta tensors have the kernels of `using`, for recording.
         backend: "auto" (kernels where there are some), "triton" (kernels, or an error) or "reference".
-        dtype: of the multiplied operands, where not every type has a kernel.
 
     Returns:
         The target whose kernels run, or None for the reference. In Triton's interpreter, which stands in for the newest
@@ -361,9 +360,9 @@ def kernels_for(device: torch.device, backend: str, dtype: torch.dtype | None = 
         return capabilities("interpreter", 90, triton_version())
     here = _chosen.get() if kind in ("cuda", "meta") else None
     here = target(device) if here is None and kind != "meta" else here
-    if here is not None and (here.kernels if dtype is None else here.supports(dtype)):
+    if here is not None and here.kernels:
         return here
     if backend == "triton":
         notes = "; ".join(here.notes) if here else "nothing says which GPU's"
-        raise RuntimeError(f"no kernel for {dtype or 'this operator'} on {device}: {notes}")
+        raise RuntimeError(f"no kernel for this operator on {device}: {notes}")
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -77,6 +78,24 @@ def test_drafts_have_the_shape_of_the_vaes_own_decode(folders, family, name, kin
     assert f"draft by {tiny}.safetensors" in report["text"]
 
 
+def test_padding_of_a_clip_that_is_a_batch_is_cropped_off(folders):
+    folders.write("taesd_decoder.safetensors", "pictures")
+    own, z = loaded(folders, "svd", "svd.safetensors"), torch.randn(3, 4, 4, 6)
+    samples = {"samples": z, folders.pack.frames.CLIP_SIZE: (3, 28, 44)}
+    for draft in (False, True):
+        out = folders.pack.decode.Decode.execute(samples, own, draft=draft)
+        assert out.args[0].shape == (3, 28, 44, 3) and "cropped to 3 frames of 44x28" in out.args[1]
+
+
+def test_a_draft_of_pictures_with_alpha_says_that_it_has_none(folders, monkeypatch):
+    folders.write("taew2_1.safetensors", "video")
+    monkeypatch.setitem(SMALL, "wan2.1", replace(SMALL["wan2.1"], encoder_colours=4, decoder_colours=4))
+    own, picture = loaded(folders, "wan2.1", "qwen_image_layered_vae.safetensors"), LATENT[:, :, :1]
+    (full, usual), (draft, report) = (decoded(folders.pack, own, picture, draft=on) for on in (False, True))
+    assert full.shape[-1] == 4 and draft.shape == (*full.shape[:-1], 3)
+    assert ["no transparency" in one["text"] for one in (usual, report)] == [False, True]
+
+
 def test_without_a_file_no_other_vae_decodes(folders, vae, monkeypatch):
     folders.write("taehv.safetensors", "video")  # of the same layout, and HunyuanVideo's
     monkeypatch.setattr(type(vae), "run_decode", lambda *_, **__: pytest.fail("a VAE runs"))
@@ -133,6 +152,23 @@ def test_the_plan_of_a_draft(folders, vae):
     assert planned(draft="1")["unknown"]
 
 
+def test_a_plan_knows_no_more_of_a_file_than_the_run(folders, monkeypatch):
+    """Older hosts' loaders do not say which file a VAE is from, and two kinds of latents have Flux's layout."""
+    pack, here = folders.pack, Machine(torch.device("cpu"), None, 4 << 30)
+    loaded(folders, "flux", "ae.safetensors")
+    folders.write("taef1_decoder.safetensors", "pictures16")
+
+    def planned(draft: str) -> dict:
+        wish = {"model": "ae.safetensors", "width": "48", "height": "32", "frames": "1", "draft": draft}
+        return pack.drafts.planned(pack.panel.Question.parse(wish), here)
+
+    assert planned("1")["draft"] == planned("2")["draft"] == "TAESD"
+    monkeypatch.setattr(pack.panel.KNOWN, "forgetful", True)
+    assert planned("1")["draft"] == "TAESD"
+    with pytest.raises(InputError, match=r"No draft: its file is not known, .* Flux\.1 or SD3; switch Draft off"):
+        planned("2")
+
+
 @pytest.fixture
 def screen(folders, monkeypatch):
     """Pictures that the host is given, in arrays, with previews on; `shown.goes_on` is what it answers."""
@@ -150,12 +186,11 @@ def screen(folders, monkeypatch):
     monkeypatch.setattr(drafts, "RATE", 1e6)
     run = type(vae_of(folders)).run_decode
 
-    def patient(self, *given, told=True, **rest):
+    def patient(self, *given, **rest):
         """A decode that ends after the film has gone round once."""
-        if told:
-            shown.rest = rest
-            shown.enough.wait(20)
-        return run(self, *given, told=told, **rest)
+        shown.rest = rest
+        shown.enough.wait(20)
+        return run(self, *given, **rest)
 
     monkeypatch.setattr(folders.pack.host.EngineVAE, "run_decode", patient)
     return shown
@@ -182,6 +217,18 @@ def test_all_frames_are_played_while_the_decode_runs(folders, vae, screen, monke
     usual, _ = decoded(folders.pack, vae)
     assert torch.equal(frames, usual) and count
     assert [t.name for t in threading.enumerate() if t.name == "zerowaste-film"] == []
+
+
+def test_a_film_of_a_long_clip_keeps_as_many_pictures_as_it_shows(folders, vae, screen, monkeypatch):
+    """9 frames of 4 at most: every third."""
+    path, drafts = folders.write("taew2_1.safetensors", "video"), folders.pack.drafts
+    monkeypatch.setattr(drafts, "MOST", 4)
+    decoder, latent = drafts._loaded(folders.pack.tiny.find("wan2.1", ""), vae.device), LATENT
+    frames, _ = drafts._every(decoder, latent, folders.pack.settings.Settings(chunk=1), 3)
+    assert torch.equal(frames, load(path, device="cpu").decode(latent, output="uint8")[0, ::3])
+    assert frames.untyped_storage().nbytes() == frames.nbytes
+    decoded(folders.pack, vae)
+    assert len({picture.tobytes() for picture in screen.pictures}) == 3
 
 
 def full(*_: object) -> None:

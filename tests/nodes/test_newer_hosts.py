@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -194,6 +195,8 @@ def test_an_unknown_host_runs_its_own_vae_and_says_so_once(pack, network, said, 
     assert pack.services.machine().device.type == "cpu" and pack.widgets.options_from() is not None
     question = pack.panel.Question(model="seedvr2_ema_vae", width=64, height=64)
     assert pack.extension._answer(question) == {"unknown": True, "host": True, "model": question.model}
+    with pytest.raises(pack.extension.InputError, match="No draft: ComfyUI's own code"):
+        pack.extension._answer(replace(question, draft=1))
     loaded, report = pack.loader.Loader.execute("demo (small)").args
     assert type(loaded) is pack.comfy.sd.VAE and why in report and "ComfyUI's own code runs all VAEs" in report
     assert [why in line for line in said] == [True]

@@ -21,6 +21,7 @@ ERRORS = {"PlanError", "InputError", "CheckpointError", "NonFiniteError"}
 PLACES = ("nodes/*.py", "engine/planning/*.py", "engine/runtime/*.py", "engine/extras/graphs/*.py",
           "engine/extras/residents/*.py", "engine/network/tiles.py", "engine/loader.py")
 PLACES += ("engine/extras/distributed/devices.py", "engine/extras/distributed/several.py", "engine/request.py")
+PLACES += ("engine/families/*/running/*.py",)
 PLACES += tuple(f"engine/execution/{name}.py" for name in ("core", "guard", "noise", "progress"))
 PYTHON_ONLY = (
     "out is ", "start=", "frames={} ", "seed={}", "noise={}", "timestep={}", "the decoder of {} takes no",

@@ -75,6 +75,7 @@ def test_same_record(tool, tmp_path, capsys):
         assert ended.value.code == 2 and says in capsys.readouterr().err
     assert old.read_text() == "{}" and not (tmp_path / "new.json").exists()
 
+
 def test_go_on(tool, tmp_path, monkeypatch):
     """What a run that was cut off has written is kept, and only the rest is run."""
     record, ran = tmp_path / "record.json", []
@@ -91,6 +92,21 @@ def test_go_on(tool, tmp_path, monkeypatch):
     assert {case: each["peak"] for case, each in json.loads(record.read_text()).items()} == {
         "demo fp32 decode": 1, "demo int8 decode": 2}  # fmt: skip
     assert tool.main([str(record), "--small"]) == 0 and len(ran) == 3
+
+
+def test_a_failure_keeps_the_rest(tool, tmp_path, monkeypatch):
+    record = tmp_path / "record.json"
+
+    def run(command, **_):
+        if "fp32" in command:
+            return SimpleNamespace(returncode=1, stdout="", stderr="no memory")
+        Path(command[2]).write_text(json.dumps({"demo int8 decode": {"digest": "1", "peak": 2, "ran": ""}}))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(tool.subprocess, "run", run)
+    with pytest.raises(SystemExit, match="demo-fp32: no memory"):
+        tool.main([str(record), "--small", "--jobs", "1"])
+    assert [*json.loads(record.read_text())] == ["demo int8 decode"]
 
 
 def test_the_recorded_frames(tool):

@@ -97,7 +97,7 @@ function wishes(chain, unknown) {
   if (gpus && gpus !== "auto") wish.gpus = gpus;
   const file = vaeFile(chain[0]);
   if (file) wish.model = file;
-  if (ask(chain[0], "draft") === true) wish.draft = 1;
+  if (ask(chain[0], "draft") === true) wish.draft = readByUs(chain[0]) ? 1 : 2;
   return wish;
 }
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from zerowaste_vae import load
-from zerowaste_vae.engine.execution import components
+from zerowaste_vae.engine.extras.eight_bit import mixed
 from zerowaste_vae.engine.kernels import targets
 from zerowaste_vae.engine.kernels.conv3d import Epilogue, Geometry, conv3d
 from zerowaste_vae.engine.kernels.conv3d.winograd2d import launch as form
@@ -111,8 +111,8 @@ def test_a_report_names_the_form(card, make_vae_file, noise):
 def test_kept_weights_carry_the_form(card, make_vae_file, noise, monkeypatch, tmp_path):
     """Layers of an int8 network that stay in 16 bit have it: what was packed with it is not taken without."""
     monkeypatch.setenv("ZEROWASTE_CACHE", str(tmp_path))
-    asked, made = [], components.recipe
-    monkeypatch.setattr(components, "recipe", lambda *of: asked.append(made(*of)) or asked[-1])
+    asked, made = [], mixed.recipe
+    monkeypatch.setattr(mixed, "recipe", lambda *of: asked.append(made(*of)) or asked[-1])
     vae = load(make_vae_file(WIDTHS, WIDTHS), precision="int8", device="cpu")
     for options in (DEFAULTS, DEFAULTS.switched(off=["winograd"]), DEFAULTS.switched(on=["winograd"])):
         vae.options = options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from zerowaste_vae.engine.families import ARCHITECTURES, TINY, drafters, latents_of
+from zerowaste_vae.engine.families import ARCHITECTURES, TINY, by_name, drafters, latents_of, tae, taehv
 
 
 @pytest.mark.parametrize(("family", "name", "title"), [
@@ -25,6 +25,26 @@ def test_vaes_of_one_layout(family, name, title):
     found = latents_of(family, name)
     others = {"sd": "Stable Diffusion or SDXL", "flux": "Flux.1 or SD3", "ltx": "LTX-2 or LTX-2.3"}
     assert found.title == title if title else found.endswith(f"whose latents this VAE decodes, {others[family]}")
+
+
+@pytest.mark.parametrize(("family", "vae", "name", "takes"), [
+    ("hunyuanvideo", "", "taehv/taehv.safetensors", True), ("hunyuanvideo", "", "taehv/taew2_1.safetensors", False),
+    ("hunyuanvideo", "", "taehv_taew2_1.safetensors", False), ("wan2.1", "", "taehv_taew2_1.safetensors", True),
+    ("wan2.1", "", r"taew\taehv.safetensors", False),
+    ("sd", "sd15.safetensors", "taesd/taesdxl_decoder.safetensors", False),
+    ("sd", "sdxl.safetensors", "taesd/taesdxl_decoder.safetensors", True),
+])  # fmt: skip
+def test_folders_of_tiny_decoders_do_not_count(family, vae, name, takes):
+    """A folder is called after one of its files; a network is loaded by the file's own name."""
+    kind = latents_of(family, vae)
+    video, still = taehv.Config(None, (8, 8, 8, 16)), tae.Config(None, (8, 8, 8, 8))
+    config = video if kind.tiny == "taehv" else still
+    assert kind.read_by(by_name(kind.tiny), config, name) is takes
+
+
+def test_an_encoder_alone_decodes_nothing():
+    kind = latents_of("sd", "sd15.safetensors")
+    assert not kind.read_by(by_name("taesd"), tae.Config((8, 8, 8, 8), None), "taesd_encoder.safetensors")
 
 
 def test_every_family_has_kinds_or_a_reason():

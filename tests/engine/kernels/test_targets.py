@@ -6,6 +6,7 @@ import torch
 from zerowaste_vae.engine import log
 from zerowaste_vae.engine.errors import InputError
 from zerowaste_vae.engine.kernels import cards, targets
+from zerowaste_vae.engine.kernels.operators import Takes
 from zerowaste_vae.engine.kernels.prebuilt import library as sets
 from zerowaste_vae.engine.kernels.targets import (
     FP8,
@@ -164,9 +165,8 @@ def test_operators_inside_run_what_is_chosen(here):
     form = prebuilt("a GPU", 90, "A")
     with using(form):
         assert kernels_for(GPU, "auto") == form and kernels_for(torch.device("meta"), "auto") == form
-        assert kernels_for(GPU, "auto", FP8) is None and kernels_for(GPU, "reference") is None
-        with pytest.raises(RuntimeError, match="no kernel for torch"):
-            kernels_for(GPU, "triton", FP8)
+        assert kernels_for(GPU, "reference") is None
+        assert Takes(FP8).why_not(FP8, form).endswith("has no fp8 matrix instruction")
     assert kernels_for(GPU, "auto").way == "triton" and kernels_for(torch.device("meta"), "auto") is None
 
 

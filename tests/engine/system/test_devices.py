@@ -54,6 +54,7 @@ def test_the_raw_pair_and_measuring_too(current, vae_file, noise, monkeypatch):
     vae._plain.frames = lambda *_: [seen.append(current()) or [noise(1, 3, 1, 8, 8)]]
     vae._plain.moments = lambda *_: [seen.append(current()) or noise(1, 32, 1, 1, 1)]
     monkeypatch.setattr(vae._mixed, "settle", lambda *_: seen.append(current()) or vae._mixed.policy("decoder"))
+    monkeypatch.setattr(vae, "fused", lambda: vae._fused)
     vae.device = SECOND
     vae.decode_raw(noise(1, 16, 1, 1, 1))
     vae.encode_raw(noise(1, 3, 1, 8, 8))
