@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -56,7 +57,10 @@ class Planner:
     def _known(self) -> Known:
         walk = self.walk
         plain = PlainWalk(walk.architecture, walk.config, walk.dtype, walk.options.flash_attention)
-        return Known(self._model, walk, plain, self._besides, lambda: self._how(), self._kind, self._can_fuse)
+        here = weakref.proxy(self)  # no cycle: an unused VAE is freed at once
+        return Known(
+            self._model, walk, plain, self._besides, lambda: here._how(), self._kind, lambda half: here._can_fuse(half)
+        )
 
     @functools.cached_property
     def _fusing(self) -> FusedPlans:
