@@ -265,8 +265,8 @@ class EngineVAE(comfy.sd.VAE):
             say("; ".join(notes()))  # what else is on the card, if anything
             watched = {"progress": shown, "cancel": mm.processing_interrupted, "on_plan": begin, "plan": made}
             try:
-                told = self.decoder if operation == "decode" else {}
-                yield Running(options | watched | shared | told, plans, loaded, notes)
+                direct = self.decoder if operation == "decode" else {}
+                yield Running(options | watched | shared | direct, plans, loaded, notes)
             except Cancelled:
                 mm.throw_exception_if_processing_interrupted()
                 raise

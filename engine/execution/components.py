@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..families import own
+from ..families import own_halves
 from ..network.architecture import Architecture
 from ..network.fused import FusedDecoder, FusedEncoder, fuse
 from ..network.gathered import gathered
@@ -41,13 +41,9 @@ def other_half(half: str) -> str:
 def of_family(model: Network, *given: Any) -> dict[str, Component]:
     """Return what runs the components ("encoder", "decoder") that their family runs itself, one object for those of one
     package. given: its further arguments."""
-    found, made = {}, dict[object, Component]()
-    for name in ("encoder", "decoder"):
-        half = getattr(model, name)
-        module = None if half is None else own(half.program, "components")
-        if module is not None:
-            found[name] = made.get(module) or made.setdefault(module, module.Components(model, *given))
-    return found
+    found = own_halves(model, "components")
+    made = {module: module.Components(model, *given) for module in dict.fromkeys(found.values())}
+    return {name: made[module] for name, module in found.items()}
 
 
 class FusedComponents:

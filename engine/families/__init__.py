@@ -17,6 +17,7 @@ from .registry import (
     native_names,
     other_vaes,
     own,
+    own_halves,
     renamed,
     unwrapped,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "native_names",
     "other_vaes",
     "own",
+    "own_halves",
     "renamed",
     "unwrapped",
 ]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ..errors import InputError
 from ..network.architecture import Architecture, KeySet
+from ..network.plain import Network
 from ..network.program import Program
 from . import (
     cogvideox,
@@ -103,6 +104,12 @@ def own(program: Program, part: str) -> ModuleType | None:
     "launches" (launch(half, dtype, kind) launches all kernels, as planning/launches.py wants it).
     """
     return import_module(f"{program.component}.running.{part}") if program.component else None
+
+
+def own_halves(model: Network, part: str) -> dict[str, ModuleType]:
+    """Return {"encoder" or "decoder": its `own` module} of the components of a model that have one."""
+    halves = {name: half for name in ("encoder", "decoder") if (half := getattr(model, name)) is not None}
+    return {name: module for name, half in halves.items() if (module := own(half.program, part)) is not None}
 
 
 #: Names that people give to VAEs, in letters and digits alone -> the family.

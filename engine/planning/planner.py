@@ -11,7 +11,7 @@ import torch
 
 from .. import log
 from ..errors import PlanError
-from ..families import own
+from ..families import own_halves
 from ..network.plain import Network
 from ..network.program import Program
 from ..network.tiles import Grid, grid, shrinking
@@ -73,9 +73,7 @@ class Planner:
     @functools.cached_property
     def _own(self) -> dict[str, Plans]:
         """Return the plans of the components that their family plans itself."""
-        halves = {name: half for name in ("encoder", "decoder") if (half := getattr(self._model, name)) is not None}
-        found = {name: own(half.program, "plans") for name, half in halves.items()}
-        return {name: module.Plans(self._known) for name, module in found.items() if module is not None}
+        return {name: module.Plans(self._known) for name, module in own_halves(self._model, "plans").items()}
 
     @functools.cached_property
     def _model(self) -> Network:

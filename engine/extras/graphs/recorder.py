@@ -32,14 +32,7 @@ class Recorder:
     def run(
         self, make: Callable[[], ExecutionContext], key: Hashable, alike: Hashable, guard: Guard
     ) -> Iterator[Graphs]:
-        """Hold the graphs of an ExecutionContext, and its memory.
-
-        Args:
-            make: returns the ExecutionContext without its memory.
-            key: equal for runs that may use the latest one's ExecutionContext.
-            alike: equal for runs whose chunks take as long.
-            guard: as in `Runs.run`.
-        """
+        """Hold the graphs of an ExecutionContext, and its memory. Args: those of the point (execution/reuse.py)."""
         graphs = self._kept(guard.device, key) or Graphs(make(), self._notes[alike], key)
         graphs.begin()
         try:
